@@ -392,7 +392,15 @@ impl Queue {
     pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = (Tag, Buffer)> + '_ {
         let sinks = self.sinks.drain(..);
         let sinks = sinks.map(|(tag, sink)| (tag, sink.into_buffer()));
-        sinks.chain(self.sources.take_followed())
+        // Those of responses that have left come back with the release, which is told of by now.
+        let released: Vec<u16> = match self.gone {
+            Some(newest) => self.outstanding.through(newest).collect(),
+            None => Vec::new(),
+        };
+        let sources = self
+            .sources
+            .take_followed(move |slot| !released.contains(&slot));
+        sinks.chain(sources)
     }
 
     /// Its user ends it.

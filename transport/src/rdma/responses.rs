@@ -58,6 +58,13 @@ impl Responses {
         self.signaled = self.signaled.saturating_sub(1);
     }
 
+    /// The slots from the oldest one to this.
+    pub(super) fn through(&self, newest: u16) -> impl Iterator<Item = u16> + '_ {
+        let end = self.slots.iter().position(|&slot| slot == newest);
+        let count = end.map_or(self.slots.len(), |end| end + 1);
+        self.slots.iter().copied().take(count)
+    }
+
     /// Takes out the slot of the oldest.
     pub(super) fn take_oldest(&mut self) -> Option<u16> {
         self.slots.pop_front()
@@ -76,6 +83,25 @@ mod tests {
             freed.push(responses.take_oldest().expect("it is on its way"));
         }
         freed
+    }
+
+    #[test]
+    fn those_through_one_end_with_it() {
+        let mut responses = Responses::default();
+        for slot in [4, 2, 9] {
+            responses.posted(slot, true);
+        }
+        for (newest, slots) in [
+            (4, &[4][..]),
+            (2, &[4, 2]),
+            (9, &[4, 2, 9]),
+            (7, &[4, 2, 9]),
+        ] {
+            assert!(
+                responses.through(newest).eq(slots.iter().copied()),
+                "{newest}"
+            );
+        }
     }
 
     #[test]

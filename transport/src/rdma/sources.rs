@@ -48,11 +48,14 @@ impl Sources {
     }
 
     /// All work requests have completed: takes out the buffers with a signaled work request behind
-    /// them.
-    pub(super) fn take_followed(&mut self) -> impl Iterator<Item = (Tag, Buffer)> + '_ {
+    /// them, of the slots that are wanted.
+    pub(super) fn take_followed(
+        &mut self,
+        is_wanted: impl Fn(u16) -> bool,
+    ) -> impl Iterator<Item = (Tag, Buffer)> {
         let slots = (0..=u16::MAX).zip(&mut self.slots);
-        slots.filter_map(|(slot, place)| {
-            let source = place.take_if(|source| source.is_followed)?;
+        slots.filter_map(move |(slot, place)| {
+            let source = place.take_if(|source| source.is_followed && is_wanted(slot))?;
             Some((Tag(slot), source.buffer))
         })
     }
@@ -75,7 +78,11 @@ mod tests {
         sources.followed(Tag(7));
         sources.followed(Tag(9));
         assert!(sources.take(Tag(7)).is_some() && sources.take(Tag(7)).is_none());
-        let taken: Vec<_> = sources.take_followed().map(|(tag, _)| tag).collect();
+        assert_eq!(sources.take_followed(|slot| slot > 0).count(), 0);
+        let taken: Vec<_> = sources
+            .take_followed(|_| true)
+            .map(|(tag, _)| tag)
+            .collect();
         assert_eq!(taken, [Tag(0)]);
         assert!(sources.take(Tag(3)).is_some() && sources.take(Tag(0)).is_none());
     }

@@ -157,7 +157,10 @@ pub(crate) fn while_a_response_leaves(over: Over) {
 }
 
 pub(crate) fn while_the_queue_is_full(over: Over) {
-    if over.abilities().fills {
+    if over.can(
+        over.abilities().fills,
+        "it takes all that is posted, and is never full",
+    ) {
         in_each_way(over, false, |world| {
             fill(world);
             world.respond(Tag(1), success(60), true);
@@ -207,7 +210,7 @@ pub(crate) fn a_queue_that_has_ended_takes_nothing(over: Over) {
 }
 
 pub(crate) fn what_was_responded_arrives_before_an_end_in_order(over: Over) {
-    if !over.abilities().drains {
+    if !over.can(over.abilities().drains, "its ends drop what has not left") {
         return;
     }
     let mut world = World::new(over);
@@ -226,7 +229,7 @@ pub(crate) fn what_was_responded_arrives_before_an_end_in_order(over: Over) {
 
 /// The time of an end in order begins with it, however long nothing has come before.
 pub(crate) fn an_end_in_order_has_its_time_after_a_long_silence(over: Over) {
-    if !over.abilities().drains {
+    if !over.can(over.abilities().drains, "its ends drop what has not left") {
         return;
     }
     let mut world = World::new(over);

@@ -198,7 +198,7 @@ pub(crate) fn fill(world: &mut World) -> usize {
 
 pub(crate) fn a_queue_that_is_full_takes_more_when_something_has_left(over: Over) {
     let can = over.abilities();
-    if !can.fills {
+    if !over.can(can.fills, "it takes all that is posted, and is never full") {
         return;
     }
     let mut world = World::new(over);

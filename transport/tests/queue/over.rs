@@ -46,6 +46,14 @@ pub(crate) struct Abilities {
 }
 
 impl Over {
+    /// Whether a case can be tried over this wire, which it says where it cannot: `why`.
+    pub(crate) fn can(self, is_able: bool, why: &str) -> bool {
+        if !is_able {
+            eprintln!("SKIPPED over {self:?}: {why}");
+        }
+        is_able
+    }
+
     pub(crate) fn abilities(self) -> Abilities {
         let is_tcp = matches!(self, Self::Tcp | Self::TcpInParts);
         Abilities {
