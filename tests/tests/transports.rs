@@ -201,6 +201,13 @@ fn doctor_tells_what_was_taken_and_goes_on_with_it() {
     ] {
         assert!(report.contains(words), "{words}: {report}");
     }
+    // A check is a line, and what was expected of it another one.
+    let is_told = |name: &str| {
+        report
+            .lines()
+            .any(|line| line.starts_with(&format!("ok       {name}  ")))
+    };
+    assert!(is_told("C2HData") && is_told("latency"), "{report}");
     assert!(target.stop().success());
     let output = capstan(at, &["doctor", "-n", SUBNQN]);
     assert_eq!(output.status.code(), Some(1));

@@ -50,7 +50,9 @@ impl Doctor {
         if self.output.is_json() {
             output::json(&json(&checks))?;
         } else {
-            output::line(&text(&checks))?;
+            for line in text(&checks).lines() {
+                output::line(line)?;
+            }
         }
         match Summary::of(&checks).errors {
             0 => Ok(()),
