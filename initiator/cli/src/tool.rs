@@ -239,7 +239,9 @@ pub(super) fn check(words: &str, output: &Output) -> Result<()> {
         return Ok(());
     }
     let told = String::from_utf8_lossy(&output.stderr);
-    bail!("{words}: {} ({})", told.trim(), output.status)
+    // As mount(8), which has its next step in a line of its own.
+    let lines: Vec<&str> = told.trim().lines().map(str::trim).collect();
+    bail!("{words}: {} ({})", lines.join(" "), output.status)
 }
 
 /// Runs a tool to its end, whatever comes.
@@ -248,5 +250,23 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
     match tool.wait(None, None)? {
         Outcome::Ended(output) => check(&tool.words, &output),
         Outcome::Interrupted(_) | Outcome::Late => bail!("{}: no end", tool.words),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_tool_says_in_several_lines_is_told_in_one() {
+        let output = Command::new("sh")
+            .args([
+                "-c",
+                "printf 'wrong fs type.\n       dmesg(1) may have more.\n' >&2; exit 32",
+            ])
+            .output();
+        let error = check("mount", &output.unwrap()).unwrap_err();
+        let said = "mount: wrong fs type. dmesg(1) may have more. (exit status: 32)";
+        assert_eq!(error.to_string(), said);
     }
 }
