@@ -99,8 +99,8 @@ build() {
     bin=build/release
 }
 
-# Whether capstan was built without hardware RDMA; asked of nobody in particular, it says so before
-# anything else.
+# Whether capstan was built without hardware RDMA: it says so before it connects, so the address
+# does not matter.
 is_without_verbs() {
     "$stripped/capstan" discover -a 127.0.0.1 -q nqn.2026-11.org.example:lab -I 00000000-1111-2222-3333-444444444444 \
         --provider verbs 2>&1 | grep -q 'built without verbs'

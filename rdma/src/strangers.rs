@@ -1,14 +1,14 @@
 //! Peers that are not known yet: how many of them wait at once, and which one makes room when there
 //! are too many.
 //!
-//! Anybody who reaches the port can begin to connect, any number of times. So what is kept of each
-//! until it is known is little, there is room for a limited number, and there is always room for
-//! one more: the oldest of the source that has most is removed. A source that opens many
-//! connections so pushes out its own, and a permitted host is through before its turn comes.
+//! Every machine that reaches the port can begin to connect, any number of times. So a peer that is
+//! not known gets little memory, and their number is limited. There is always room for one more:
+//! the oldest connection of the source that has most is removed. A source that opens many
+//! connections thus loses its own, and a permitted host has connected before it would be removed.
 //!
-//! Whoever has many addresses has one connection of each, as the host has that pushes none away.
-//! So those count as well that came to nothing lately: the host has none of these, however slow its
-//! network is, and each address that only fills places has some.
+//! An attacker with many addresses can open one connection from each, which is as many as an honest
+//! host opens. So recent connections that failed count too: an honest host has none, however slow
+//! its network is, while each address of the attacker soon has some.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

@@ -29,8 +29,8 @@ impl Loss {
         self.errno.store(errno, Ordering::Release);
     }
 
-    /// The file or device was cut short, and with it what was behind its new end. Whoever watches
-    /// its size says so.
+    /// The file or device was cut short, and with it what was behind its new end. The thread
+    /// that watches sizes logs it.
     pub(crate) fn cut(&self) {
         let _other =
             (self.errno).compare_exchange(0, libc::EIO, Ordering::AcqRel, Ordering::Relaxed);

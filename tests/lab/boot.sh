@@ -87,7 +87,7 @@ export PATH=$CAPSTAN_LAB_CACHE/venv/bin:$PATH
 say "booting $release (emulated, so slow) to run $name; output goes to $out"
 # What makes the emulated kernel slower without making it another one: mitigations of processors
 # that are not there, hardening, watchdogs for which a busy machine is a stalled one, and drivers of
-# QEMU's devices that nobody uses.
+# Modules of QEMU's devices that no case uses.
 unused=kvm_amd,kvm_intel,kvm,ccp,ahci,libata,sr_mod,cdrom,sg,psmouse,iTCO_wdt,i6300esb,i2c_i801,lpc_ich,pcspkr,evdev,serio_raw
 # All the kernel says of a cell is kept.
 kernel="log_buf_len=4M mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off lsm= audit=0 no5lvl nowatchdog rcupdate.rcu_cpu_stall_suppress=1 modprobe.blacklist=$unused"

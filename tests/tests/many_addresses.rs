@@ -1,6 +1,6 @@
-//! A host whose network is slow, beside strangers who have many addresses: each of those has no
-//! more connections than the host, and more of them come in the time of one round trip than there
-//! are places. No test waits for that time here: the others all come while the host says nothing.
+//! A host on a slow network, beside an attacker with many addresses. Each address has no more
+//! connections than the host, and more connect within one round trip than there are places. The
+//! tests need no slow network: all of the attacker's connect while the host is silent.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

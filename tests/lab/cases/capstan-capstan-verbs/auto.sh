@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Nobody names a provider: where an RDMA device reaches the address it is taken, but siw's, and one
-# line says what and why.
+# No provider is named: an RDMA device that reaches the address is taken, except siw's, and one line
+# says which provider and why.
 capstan -v discover -a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" "${AS_HOST[@]}" --provider auto >found 2>said
 cat said
 matches "what was found" "$(cat found)" "$SUBSYSTEM"

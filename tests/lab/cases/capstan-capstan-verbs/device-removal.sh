@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# RDMA devices go while capstan writes, and come back. Whoever uses one says so and lets go of it,
-# so that removing it does not hang; the target listens again, capstan reconnects by itself, and
-# nothing is lost.
+# RDMA devices are removed while capstan writes, and come back. Target and host log the removal and
+# close the device, so that removing it does not hang; the target listens again, capstan reconnects
+# by itself, and nothing is lost.
 target_device=siw0 host_device=siw0
 [ "$LINK" != rxe ] || target_device=rxe1 host_device=rxe0
 load load 8

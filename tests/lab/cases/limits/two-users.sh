@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Two users of one machine and one namespace: the second that would write is refused and told who
-# has it, and a file that the first has left behind is in nobody's way, also where the kernel
-# protects files in folders that everybody writes to (fs.protected_regular).
+# Two users of one machine and one namespace: the second that wants to write is refused with the
+# first one's attachment named, and a file that the first has left behind does not hinder the
+# second, also where the kernel protects files in world-writable folders (fs.protected_regular).
 # shellcheck disable=SC2034 # AT_THE_END is of case.sh
 LOCKS=/run/lock
 as_found=$(sysctl -n fs.protected_regular)
