@@ -210,6 +210,7 @@ mod tests {
     use std::fs::{self, File};
     use std::process;
     use std::rc::Rc;
+    use std::time::{Duration, Instant};
 
     use super::{Engine, EngineConfig};
     use crate::io::{Completion, Io, Op, Submitted};
@@ -317,6 +318,36 @@ mod tests {
         assert!(engine.is_short_of_work(), "three beside three");
         assert_eq!(wait(&engine, 6).len(), 6);
         assert!(!engine.is_short_of_work(), "all have ended");
+    }
+
+    /// Deferred completions are run by the call that also submits: behind it the submission queue
+    /// is empty, and what found it full before still has to be sent.
+    #[test]
+    fn what_found_the_submission_queue_full_is_sent_behind_deferred_completions() {
+        let pool = pool(1 << 20);
+        let config = EngineConfig {
+            entries: 4,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::new(&config).unwrap();
+        let mut volume = volume(&engine, "deferred");
+        for token in 0..10 {
+            let op = Op::Read {
+                lba: token,
+                lbas: 1,
+            };
+            let data = Some(data(&pool, &[0; 4096]));
+            let submitted = volume.submit(Io { token, op, data }, 0);
+            assert!(matches!(submitted, Submitted::Pending));
+        }
+        engine.ring.borrow_mut().run_deferred();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut out = Vec::new();
+        while out.len() < 10 {
+            assert!(Instant::now() < deadline, "{} of 10 reads", out.len());
+            engine.submit_batch().unwrap();
+            engine.poll(&mut out);
+        }
     }
 
     /// A completion that belongs to nothing (a mistake of the kernel or of this program) ends

@@ -229,6 +229,8 @@ impl Ring {
 
     pub(crate) fn submit_batch(&mut self) -> Result<(), EngineError> {
         loop {
+            // Not only behind what is submitted here: `poll` submits as well.
+            self.resend();
             let queued = self.uring.submission().len();
             if queued == 0 {
                 return Ok(());
@@ -250,7 +252,6 @@ impl Ring {
             if self.uring.submission().len() == queued {
                 return Ok(());
             }
-            self.resend();
         }
     }
 
@@ -300,9 +301,7 @@ impl Ring {
             return;
         }
         if self.mode.has_taskrun_flag() && self.uring.submission().taskrun() {
-            // Runs the deferred completions. What fails here fails in `submit_batch` again, where
-            // it is reported.
-            let _ = self.uring.submit();
+            self.run_deferred();
         }
         loop {
             let mut batch = [const { MaybeUninit::uninit() }; BATCH];
@@ -321,6 +320,12 @@ impl Ring {
                 self.start(slot, request);
             }
         }
+    }
+
+    /// Runs the deferred completions, and submits what is queued. What fails here fails in
+    /// `submit_batch` again, where it is reported.
+    pub(crate) fn run_deferred(&mut self) {
+        let _ = self.uring.submit();
     }
 
     pub(crate) fn completed(&mut self, user_data: u64, answer: i32, out: &mut Vec<Completion>) {
