@@ -90,9 +90,10 @@ unpack_source() {
 # constants, so the other ways of connecting need builds of their own; and one build has the faults
 # mended that would fail cases at random. Each SED_SCRIPT has to change its file.
 build_siw() { # build_siw NAME [FILE SED_SCRIPT]…: leaves $CAPSTAN_LAB_CACHE/siw-$release/NAME.ko
-    local name=$1 folder=$CAPSTAN_LAB_CACHE/siw-$release work
+    local name=$1 folder=$CAPSTAN_LAB_CACHE/siw-$release changes work
     shift
-    if [ -r "$folder/$name.ko" ]; then
+    changes="$*"
+    if [ -r "$folder/$name.ko" ] && [ "$(cat "$folder/$name.changes" 2>/dev/null)" = "$changes" ]; then
         say "$name.ko for $release is there"
         return 0
     fi
@@ -110,6 +111,7 @@ build_siw() { # build_siw NAME [FILE SED_SCRIPT]…: leaves $CAPSTAN_LAB_CACHE/s
     # Debian ships no pahole with the headers, and nobody here reads type information of modules.
     make -s -C "$tree/usr/src/linux-headers-$release" "M=$work" CONFIG_RDMA_SIW=m CONFIG_DEBUG_INFO_BTF_MODULES= modules
     cp "$work/siw.ko" "$folder/$name.ko"
+    printf '%s\n' "$changes" >"$folder/$name.changes"
     rm -rf "$work"
 }
 
@@ -189,7 +191,8 @@ build_siw siw-crc siw_main.c 's/^const bool mpa_crc_required;/const bool mpa_crc
 build_siw siw-p2p siw_main.c 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/'
 # Where Capstan is above siw as well (README.md says more): completed transfers are not read by TCP
 # any more; the socket is taken over before the peer may send; a connection that ends before it is
-# accepted does not end the listener.
+# accepted does not end the listener; what is sent is read by its pages, and never by the address
+# that only the process can read.
 build_siw siw-mended siw_main.c 's/^const bool zcopy_tx = true;/const bool zcopy_tx;/' \
     siw_cm.c '/siw_dbg_cep(cep, "\[QP %u\]: send mpa reply/i\	if (!wait_for_peer_rts)\n\t\tsiw_qp_socket_assoc(cep, qp);' \
     siw_cm.c '/^	case TCP_CLOSE_WAIT:/a\		if (cep->state == SIW_EPSTATE_LISTENING)\n\t\t\tbreak;'
