@@ -2,7 +2,7 @@
 //!
 //! * [`contract`]: the traits and values every provider implements. Everything above this crate is
 //!   written against them.
-//! * [`Pair`]: a queue pair with what its provider does beyond that.
+//! * [`Pair`]: a queue pair, with what its provider does beyond that ([`direct`]).
 //! * [`iwarp`]: the iWARP suite in user space over ordinary TCP sockets.
 //! * [`loopback`]: deterministic, in memory, for tests and simulation.
 //! * [`conformance`] (feature `conformance`): the suite every provider passes.
@@ -16,6 +16,7 @@ mod choice;
 pub mod conformance;
 pub mod contract;
 mod device_limits;
+pub mod direct;
 mod ids;
 pub mod iwarp;
 pub mod loopback;
@@ -28,7 +29,7 @@ pub mod verbs;
 
 pub use choice::{Beside, ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
-pub use pair::{LENT_HEAD_BYTES, Pair, WriteSource};
+pub use pair::{LENT_HEAD_BYTES, Pair};
 pub use strangers::{Source, Strangers};
 
 /// The `tracing` target of log lines of which a peer can cause any number. The subscriber limits

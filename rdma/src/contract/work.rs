@@ -142,7 +142,7 @@ pub enum WcOpcode {
     LocalInvalidate,
     Recv,
     /// A message that took no receive: see
-    /// [`Pair::lend_messages`](crate::Pair::lend_messages).
+    /// [`Pair::enable_zero_copy_receive`](crate::Pair::enable_zero_copy_receive).
     RecvLent,
 }
 

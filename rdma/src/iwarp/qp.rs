@@ -15,7 +15,8 @@ use super::receives::{Receives, check_sges};
 use crate::contract::{
     Access, PostError, QpNum, QpState, QueuePair, RKey, Remote, SendOp, SendWr, Sge, WcOpcode,
 };
-use crate::pair::{LENT_HEAD_BYTES, WriteSource};
+use crate::direct::WriteSource;
+use crate::pair::LENT_HEAD_BYTES;
 
 /// What the program holds of a queue pair.
 pub(crate) struct QpHandle {
@@ -148,10 +149,10 @@ impl QueuePair for QpHandle {
     }
 }
 
-/// What it does beyond verbs.
+/// What it does beyond verbs ([`direct`](crate::direct)).
 impl QpHandle {
-    /// As [`Pair::write_now`](crate::Pair::write_now).
-    pub(crate) fn write_now(
+    /// As [`Pair::write_inline`](crate::Pair::write_inline).
+    pub(crate) fn write_inline(
         &mut self,
         remote: Remote,
         len_bytes: u32,
@@ -162,7 +163,7 @@ impl QpHandle {
         if qp.core.state != QpState::ReadyToSend {
             return false;
         }
-        let written = qp.write_now(
+        let written = qp.write_inline(
             &mut self.engine.stags.borrow_mut(),
             remote,
             len_bytes,
@@ -174,8 +175,8 @@ impl QpHandle {
         })
     }
 
-    /// As [`Pair::write_in_place`](crate::Pair::write_in_place).
-    pub(crate) fn write_in_place(
+    /// As [`Pair::write_from_slab`](crate::Pair::write_from_slab).
+    pub(crate) fn write_from_slab(
         &mut self,
         remote: Remote,
         slab: &Arc<Slab>,
@@ -186,66 +187,66 @@ impl QpHandle {
         if qp.core.state != QpState::ReadyToSend {
             return false;
         }
-        let written = qp.write_in_place(&mut self.engine.stags.borrow_mut(), remote, slab, &range);
+        let written = qp.write_from_slab(&mut self.engine.stags.borrow_mut(), remote, slab, &range);
         written.unwrap_or_else(|fatal| {
             self.engine.end(qp, &fatal);
             false
         })
     }
 
-    /// As [`Pair::is_full`](crate::Pair::is_full).
-    pub(crate) fn is_full(&self) -> bool {
+    /// As [`Pair::write_would_block`](crate::Pair::write_would_block).
+    pub(crate) fn write_would_block(&self) -> bool {
         let qp = self.cell.borrow();
         qp.core.state == QpState::ReadyToSend && qp.core.tx.blocked && qp.writes_in_place()
     }
 
-    /// As [`Pair::send_now`](crate::Pair::send_now).
-    pub(crate) fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+    /// As [`Pair::send_inline`](crate::Pair::send_inline).
+    pub(crate) fn send_inline(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;
         if qp.core.state != QpState::ReadyToSend {
             return false;
         }
-        let sent = qp.send_now(&mut self.engine.stags.borrow_mut(), bytes, invalidate);
+        let sent = qp.send_inline(&mut self.engine.stags.borrow_mut(), bytes, invalidate);
         sent.unwrap_or_else(|fatal| {
             self.engine.end(qp, &fatal);
             false
         })
     }
 
-    /// As [`Pair::has_unsent`](crate::Pair::has_unsent).
-    pub(crate) fn has_unsent(&self) -> bool {
+    /// As [`Pair::needs_drain`](crate::Pair::needs_drain).
+    pub(crate) fn needs_drain(&self) -> bool {
         let qp = self.cell.borrow();
         qp.core.state == QpState::ReadyToSend && qp.core.tx.has_unsent()
     }
 
-    /// As [`Pair::lend_messages`](crate::Pair::lend_messages).
-    pub(crate) fn lend_messages(&mut self) {
+    /// As [`Pair::enable_zero_copy_receive`](crate::Pair::enable_zero_copy_receive).
+    pub(crate) fn enable_zero_copy_receive(&mut self) {
         self.cell.borrow_mut().core.rx.lent.wanted = true;
     }
 
-    /// As [`Pair::lent_head`](crate::Pair::lent_head).
-    pub(crate) fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
-        self.with_lent(|qp| qp.core.lent_head(message))
+    /// As [`Pair::zero_copy_head`](crate::Pair::zero_copy_head).
+    pub(crate) fn zero_copy_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+        self.with_lent(|qp| qp.core.zero_copy_head(message))
     }
 
-    /// As [`Pair::take_lent`](crate::Pair::take_lent).
-    pub(crate) fn take_lent(
+    /// As [`Pair::take_zero_copy`](crate::Pair::take_zero_copy).
+    pub(crate) fn take_zero_copy(
         &mut self,
         message: u64,
         take: &mut dyn FnMut(RawBytes<'_>) -> bool,
     ) -> bool {
-        self.with_lent(|qp| qp.core.take_lent(message, take))
+        self.with_lent(|qp| qp.core.take_zero_copy(message, take))
     }
 
-    /// As [`Pair::land_lent`](crate::Pair::land_lent).
-    pub(crate) fn land_lent(&mut self, message: u64) -> Option<u64> {
+    /// As [`Pair::copy_to_receive`](crate::Pair::copy_to_receive).
+    pub(crate) fn copy_to_receive(&mut self, message: u64) -> Option<u64> {
         let engine = Rc::clone(&self.engine);
-        self.with_lent(|qp| qp.core.land_lent(&engine.stags.borrow(), message))
+        self.with_lent(|qp| qp.core.copy_to_receive(&engine.stags.borrow(), message))
     }
 
-    /// As [`Pair::doorbell_interval`](crate::Pair::doorbell_interval).
-    pub(crate) fn doorbell_interval(&self) -> u32 {
+    /// As [`Pair::doorbell_batch_max`](crate::Pair::doorbell_batch_max).
+    pub(crate) fn doorbell_batch_max(&self) -> u32 {
         match self.cell.borrow().link {
             // No system call is needed, so a few at a time cost no more.
             Some(Link::Shared(_)) => 8,

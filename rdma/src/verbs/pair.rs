@@ -419,20 +419,20 @@ impl QueuePair for Handle {
     }
 }
 
-/// What it does beyond verbs.
+/// What it does beyond verbs ([`direct`](crate::direct)).
 impl Handle {
-    /// As [`Pair::send_now`](crate::Pair::send_now).
-    pub(crate) fn send_now(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
-        self.0.send_now(bytes, invalidate)
+    /// As [`Pair::send_inline`](crate::Pair::send_inline).
+    pub(crate) fn send_inline(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+        self.0.send_inline(bytes, invalidate)
     }
 
-    /// As [`Pair::has_unsent`](crate::Pair::has_unsent).
-    pub(crate) fn has_unsent(&self) -> bool {
-        self.0.has_unsent()
+    /// As [`Pair::needs_drain`](crate::Pair::needs_drain).
+    pub(crate) fn needs_drain(&self) -> bool {
+        self.0.needs_drain()
     }
 
-    /// As [`Pair::sent_behind`](crate::Pair::sent_behind).
-    pub(crate) fn sent_behind(&self) -> u32 {
+    /// As [`Pair::outstanding_at_completion`](crate::Pair::outstanding_at_completion).
+    pub(crate) fn outstanding_at_completion(&self) -> u32 {
         self.0.behind.get()
     }
 }

@@ -137,7 +137,7 @@ impl Queue {
 
     /// The connection is accepted: capsules may stay where they arrive from now on.
     pub fn accepted(&mut self) {
-        self.qp.lend_messages();
+        self.qp.enable_zero_copy_receive();
     }
 
     /// Posts receives that are its own.
@@ -194,7 +194,7 @@ impl Queue {
     /// The SQE of a capsule that has come and took no receive; `None` when the queue has ended.
     #[inline]
     pub(super) fn sqe_of(&mut self, message: u64) -> Option<[u8; SQE_BYTES as usize]> {
-        self.qp.lent_head(message)
+        self.qp.zero_copy_head(message)
     }
 
     /// What has come into a receive: the SQE, and the buffer with what is behind it. The receive is
@@ -218,13 +218,13 @@ impl Queue {
     /// polled or armed again: the data is gone then.
     #[inline]
     pub fn consume(&mut self, data: InPlace, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
-        self.qp.take_lent(data.message, take)
+        self.qp.take_zero_copy(data.message, take)
     }
 
     /// Puts in-capsule data into a receive, where it can stay. `None` when the queue has ended, and
     /// the data with it.
     pub fn land(&mut self, data: InPlace) -> Option<Landed> {
-        let wr_id = self.qp.land_lent(data.message)?;
+        let wr_id = self.qp.copy_to_receive(data.message)?;
         let Some(WrId::Recv(receive)) = WrId::decode(wr_id) else {
             return None;
         };
@@ -262,7 +262,7 @@ impl Queue {
     /// completion then.
     #[inline]
     pub fn respond_now(&mut self, cqe: &Cqe, invalidate: Option<u32>) -> bool {
-        let sent = self.qp.send_now(cqe.as_bytes(), invalidate.map(RKey));
+        let sent = self.qp.send_inline(cqe.as_bytes(), invalidate.map(RKey));
         if sent {
             self.count_posted();
         }
@@ -358,7 +358,7 @@ impl Queue {
     /// is known: ending the connection now would lose it.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
-        self.qp.has_unsent()
+        self.qp.needs_drain()
     }
 
     /// Responses that were queued behind the last one that completed, when it completed; 0 where
@@ -366,7 +366,7 @@ impl Queue {
     #[must_use]
     #[inline]
     pub fn sent_behind(&self) -> usize {
-        self.qp.sent_behind() as usize
+        self.qp.outstanding_at_completion() as usize
     }
 
     /// A signaled work request has completed.
@@ -467,7 +467,7 @@ impl Queue {
     #[inline]
     fn count_posted(&mut self) {
         self.unflushed += 1;
-        if self.unflushed >= self.qp.doorbell_interval() {
+        if self.unflushed >= self.qp.doorbell_batch_max() {
             self.flush();
         }
     }

@@ -58,7 +58,7 @@ pub(super) fn writes_at_once_keep_their_place(fabric: &mut dyn Fabric) -> Outcom
         let short = &mut |put: &mut dyn FnMut(&[u8])| put(&[1; 99]);
         let written = world
             .qp(link, from)?
-            .write_now(there.remote(at), 100, short);
+            .write_inline(there.remote(at), 100, short);
         ensure!(!written, "99 bytes passed for 100");
         world.post(link, from, &send(2, &[here.sge(0, 100)]))?;
         world.ring(link, from)?;
@@ -95,15 +95,15 @@ pub(super) fn writes_in_place_keep_their_place(fabric: &mut dyn Fabric) -> Outco
             let remote = there.remote(at);
             let qp = world.qp(link, from)?;
             ensure!(
-                !qp.write_in_place(remote, slab, range.start..range.start),
+                !qp.write_from_slab(remote, slab, range.start..range.start),
                 "a WRITE of nothing"
             );
             let outside = slab.len_bytes() - 1..slab.len_bytes() + 1;
             ensure!(
-                !qp.write_in_place(remote, slab, outside),
+                !qp.write_from_slab(remote, slab, outside),
                 "a WRITE of what is behind the slab"
             );
-            if !qp.write_in_place(remote, slab, range) {
+            if !qp.write_from_slab(remote, slab, range) {
                 write_at_once(&mut world, link, from, &here, (at, len), remote)?;
             }
             there.expect(at, here.shadow(at, len));
@@ -154,7 +154,7 @@ pub(super) fn sends_at_once_keep_their_order(fabric: &mut dyn Fabric) -> Outcome
                     there.expect(at(nth) + MOST / 2, here.shadow(nth, len));
                 }
                 let bytes = here.shadow(nth, len).to_vec();
-                if !world.qp(link, from)?.send_now(&bytes, None) {
+                if !world.qp(link, from)?.send_inline(&bytes, None) {
                     post_send(&mut world, nth)?;
                 }
             }
@@ -179,7 +179,7 @@ pub(super) fn sends_at_once_keep_their_order(fabric: &mut dyn Fabric) -> Outcome
 fn all_sent(world: &mut World<'_>, link: usize, from: Side) -> Outcome {
     world.drive_until("the end of what was sent at once", |world| {
         let qp = world.qp(link, from).ok()?;
-        (!qp.has_unsent()).then_some(())
+        (!qp.needs_drain()).then_some(())
     })
 }
 
@@ -191,7 +191,7 @@ pub(super) fn sends_at_once_use_nothing_up(fabric: &mut dyn Fabric) -> Outcome {
         let to = from.peer();
         let there = sink(&world, to, 16)?;
         world.post_recv(link, to, 0, &[there.sge(0, 16)])?;
-        if !world.qp(link, from)?.send_now(&[7; 16], None) {
+        if !world.qp(link, from)?.send_inline(&[7; 16], None) {
             world.post_now(link, from, &send(1, &[]))?;
             world.received(link, to, 0, 0)?;
             world.success(link, from, 1, WcOpcode::Send)?;
@@ -203,7 +203,7 @@ pub(super) fn sends_at_once_use_nothing_up(fabric: &mut dyn Fabric) -> Outcome {
             world.post_recv(link, to, wr_id, &[there.sge(0, 16)])?;
             world.drive_until("room for a message", |world| {
                 let qp = world.qp(link, from).ok()?;
-                qp.send_now(&[7; 16], None).then_some(())
+                qp.send_inline(&[7; 16], None).then_some(())
             })?;
             world.ring(link, from)?;
             world.received(link, to, wr_id, 16)?;
@@ -212,7 +212,7 @@ pub(super) fn sends_at_once_use_nothing_up(fabric: &mut dyn Fabric) -> Outcome {
             world.post_recv(link, to, wr_id, &[there.sge(0, 16)])?;
         }
         let mut burst = 0;
-        while burst < 60 && world.qp(link, from)?.send_now(&[7; 16], None) {
+        while burst < 60 && world.qp(link, from)?.send_inline(&[7; 16], None) {
             burst += 1;
         }
         ensure!(burst > 1, "a burst of {burst}");
@@ -250,7 +250,7 @@ pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -
                 let at = pages * PAGE_BYTES;
                 let (slab, range) = here.place(aligned + at, at_once * PAGE_BYTES);
                 let remote = there.remote(at);
-                if !world.qp(link, from)?.write_in_place(remote, slab, range) {
+                if !world.qp(link, from)?.write_from_slab(remote, slab, range) {
                     break;
                 }
                 pages += at_once;
@@ -258,19 +258,22 @@ pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -
             world.ring(link, from)?;
             let full = pages != 0 && pages + at_once <= PAGES;
             ensure!(
-                !full || world.qp(link, from)?.has_unsent(),
+                !full || world.qp(link, from)?.needs_drain(),
                 "a provider that takes no more has something to send"
             );
             ensure!(
-                !full || world.qp(link, from)?.is_full(),
+                !full || world.qp(link, from)?.write_would_block(),
                 "a provider that takes no more for now says so"
             );
             here.write(aligned, &[2; PAGES * PAGE_BYTES]);
             world.post_recv(link, to, round as u64, &[inbox.sge(0, 100)])?;
             world.post_now(link, from, &send(7, &[here.sge(aligned, 100)]))?;
             world.received(link, to, round as u64, 100)?;
-            ensure!(!world.qp(link, from)?.has_unsent(), "everything has gone");
-            ensure!(!world.qp(link, from)?.is_full(), "there is room again");
+            ensure!(!world.qp(link, from)?.needs_drain(), "everything has gone");
+            ensure!(
+                !world.qp(link, from)?.write_would_block(),
+                "there is room again"
+            );
             world.success(link, from, 7, WcOpcode::Send)?;
             for page in 0..pages {
                 let bytes = there.read(page * PAGE_BYTES, PAGE_BYTES);

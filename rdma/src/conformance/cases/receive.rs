@@ -66,7 +66,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
     let (mut world, link) = World::connected(fabric)?;
     for from in Side::BOTH {
         let to = from.peer();
-        world.qp(link, to)?.lend_messages();
+        world.qp(link, to)?.enable_zero_copy_receive();
         for (messages, takes) in [(1, true), (1, false), (3, true), (3, false)] {
             for len in [63, 64, 65, 1087, 1088, 4160, 8256, ROOM] {
                 let here = source(&world, from, messages * len, len as u64)?;
@@ -146,12 +146,12 @@ fn take_or_land(
     takes: bool,
     what: &str,
 ) -> Outcome<Option<u64>> {
-    let head = qp.lent_head(message);
+    let head = qp.zero_copy_head(message);
     ensure!(head.is_some_and(|head| head == first), "{what}: its head");
     let mut receive = None;
     if !rest.is_empty() {
         let mut seen = None;
-        let taken = qp.take_lent(message, &mut |bytes| {
+        let taken = qp.take_zero_copy(message, &mut |bytes| {
             let mut copy = vec![0; bytes.len()];
             bytes.copy_to(&mut copy);
             seen = Some((copy, bytes.base()));
@@ -168,13 +168,16 @@ fn take_or_land(
             ensure!(seen == rest, "{what}: its data, read later");
         }
         if !taken {
-            receive = qp.land_lent(message);
+            receive = qp.copy_to_receive(message);
             ensure!(receive.is_some(), "{what}: a receive was kept for it");
         }
     }
-    ensure_eq!(qp.lent_head(message), None, "{what}: lent twice");
-    ensure!(!qp.take_lent(message, &mut |_| true), "{what}: lent twice");
-    ensure_eq!(qp.land_lent(message), None, "{what}: lent twice");
+    ensure_eq!(qp.zero_copy_head(message), None, "{what}: lent twice");
+    ensure!(
+        !qp.take_zero_copy(message, &mut |_| true),
+        "{what}: lent twice"
+    );
+    ensure_eq!(qp.copy_to_receive(message), None, "{what}: lent twice");
     Ok(receive)
 }
 
@@ -192,7 +195,7 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
             } else {
                 (None, world.connect(&LinkOptions::default())?)
             };
-            world.qp(link, to)?.lend_messages();
+            world.qp(link, to)?.enable_zero_copy_receive();
             let here = source(&world, from, 2 * LEN, 7)?;
             let mut inbox = sink(&world, to, LEN)?;
             let sges = [inbox.sge(0, LEN)];
@@ -243,7 +246,7 @@ pub(super) fn a_lent_message_keeps_a_shared_receive(fabric: &mut dyn Fabric) -> 
         let [first, second] = links[..] else {
             return Err(Stop::failed("two connections were asked for"));
         };
-        world.qp(first, to)?.lend_messages();
+        world.qp(first, to)?.enable_zero_copy_receive();
         let here = source(&world, from, LEN, 7)?;
         let mut inbox = sink(&world, to, LEN)?;
         let out = [here.sge(0, LEN)];

@@ -52,7 +52,10 @@ pub(crate) fn write_at_once(
 ) -> Outcome {
     let len_bytes = u32::try_from(len).map_err(Stop::failed)?;
     let source = &mut |put: &mut dyn FnMut(&[u8])| local.shadow(at, len).chunks(999).for_each(put);
-    if world.qp(link, from)?.write_now(remote, len_bytes, source) {
+    if world
+        .qp(link, from)?
+        .write_inline(remote, len_bytes, source)
+    {
         return Ok(());
     }
     let sges = [local.sge(at, len)];

@@ -76,7 +76,7 @@ pub(super) fn flush_follows_the_cause_in_order(fabric: &mut dyn Fabric) -> Outco
             world.post(link, from, &wr)?;
             if index == 20 {
                 // It has no completion: not even a flush.
-                let _ = world.qp(link, from)?.send_now(&[1; 8], None);
+                let _ = world.qp(link, from)?.send_inline(&[1; 8], None);
             }
         }
         world.ring(link, from)?;
@@ -472,7 +472,7 @@ pub(super) fn posted_but_not_rung_is_flushed(fabric: &mut dyn Fabric) -> Outcome
     let side = Side::Active;
     let here = source(&world, side, 8, 6)?;
     world.post(link, side, &send(1, &[here.sge(0, 8)]))?;
-    let _ = world.qp(link, side)?.send_now(&[1; 8], None);
+    let _ = world.qp(link, side)?.send_inline(&[1; 8], None);
     world.post(link, side, &send(2, &[]))?;
     let id = world.id(link, side.peer());
     world.end(side.peer()).cm.disconnect(id);
@@ -481,7 +481,7 @@ pub(super) fn posted_but_not_rung_is_flushed(fabric: &mut dyn Fabric) -> Outcome
     world.flushed(link, side, 1)?;
     world.flushed(link, side, 2)?;
     ensure!(
-        !world.qp(link, side)?.has_unsent(),
+        !world.qp(link, side)?.needs_drain(),
         "the end leaves nothing to be sent"
     );
     world.silent(link)

@@ -272,7 +272,7 @@ pub(super) fn send_with_invalidate_revokes(fabric: &mut dyn Fabric) -> Outcome {
             for at_once in [false, true, false] {
                 let rkey = world.bind(link, owner, mw.as_mut(), &area, (AT, SPAN), READ_WRITE)?;
                 use_window(&mut world, link, owner, &mut area, rkey, (AT, SPAN))?;
-                let sent = at_once && world.qp(link, user)?.send_now(&[], Some(rkey));
+                let sent = at_once && world.qp(link, user)?.send_inline(&[], Some(rkey));
                 if sent {
                     world.post_recv(link, owner, 50, &[])?;
                     world.ring(link, user)?;

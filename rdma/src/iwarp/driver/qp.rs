@@ -9,6 +9,7 @@ use capstan_memory::Slab;
 use super::notice::{Link2Cm, Notice};
 use super::watch::Watch;
 use crate::contract::{RKey, Remote};
+use crate::direct::WriteSource;
 use crate::iwarp::core::rx::Received;
 use crate::iwarp::core::{IwarpCore, Ran};
 use crate::iwarp::fatal::Fatal;
@@ -17,7 +18,6 @@ use crate::iwarp::link::socket::waiting_bytes;
 use crate::iwarp::link::{Link, preempted};
 use crate::iwarp::piece::StreamIo;
 use crate::iwarp::stag::StagTable;
-use crate::pair::WriteSource;
 
 /// A queue pair and what it is connected by.
 pub(in crate::iwarp) struct Qp {
@@ -210,14 +210,14 @@ impl Qp {
         Ok(self.core.poll_room(fpdus, bytes) == Some(true))
     }
 
-    /// As [`Pair::send_now`](crate::Pair::send_now).
-    pub(in crate::iwarp) fn send_now(
+    /// As [`Pair::send_inline`](crate::Pair::send_inline).
+    pub(in crate::iwarp) fn send_inline(
         &mut self,
         stags: &mut StagTable,
         bytes: &[u8],
         invalidate: Option<RKey>,
     ) -> Result<bool, Fatal> {
-        let able = self.core.sends_now(bytes.len()) && self.link.is_some();
+        let able = self.core.sends_inline(bytes.len()) && self.link.is_some();
         if !able || !self.join_batch(stags, 1, bytes.len())? {
             return Ok(false);
         }
@@ -228,7 +228,7 @@ impl Qp {
     /// Adds an RDMA WRITE of `range` of `slab` to the batch, behind everything posted so far.
     /// `false` when that is too much for one batch, when TCP is full, and where pages may not
     /// change on the way.
-    pub(in crate::iwarp) fn write_in_place(
+    pub(in crate::iwarp) fn write_from_slab(
         &mut self,
         stags: &mut StagTable,
         remote: Remote,
@@ -256,7 +256,7 @@ impl Qp {
 
     /// Writes `len_bytes` of `source` to `remote` at once, behind everything posted so far. `false`
     /// when the ring has no room for all of that, or there is no ring.
-    pub(in crate::iwarp) fn write_now(
+    pub(in crate::iwarp) fn write_inline(
         &mut self,
         stags: &mut StagTable,
         remote: Remote,

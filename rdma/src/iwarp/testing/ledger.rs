@@ -71,9 +71,9 @@ impl Ledger {
             let message = done.wr_id;
             assert!(done.byte_len <= RECEIVE_BYTES, "{done:?}");
             let data_bytes = done.byte_len as usize - LENT_HEAD_BYTES;
-            assert!(qp.lent_head(message).is_some(), "{done:?}");
+            assert!(qp.zero_copy_head(message).is_some(), "{done:?}");
             let took = data_bytes != 0
-                && qp.take_lent(message, &mut |bytes| {
+                && qp.take_zero_copy(message, &mut |bytes| {
                     assert_eq!(bytes.len(), data_bytes);
                     let mut copy = vec![0; data_bytes];
                     bytes.copy_to(&mut copy);
@@ -83,11 +83,11 @@ impl Ledger {
                     takes
                 });
             if data_bytes != 0 && !took {
-                landed.extend(qp.land_lent(message));
+                landed.extend(qp.copy_to_receive(message));
             }
-            assert_eq!(qp.lent_head(message), None, "lent twice");
-            assert!(!qp.take_lent(message, &mut |_| true), "lent twice");
-            assert_eq!(qp.land_lent(message), None, "lent twice");
+            assert_eq!(qp.zero_copy_head(message), None, "lent twice");
+            assert!(!qp.take_zero_copy(message, &mut |_| true), "lent twice");
+            assert_eq!(qp.copy_to_receive(message), None, "lent twice");
         });
         for wr_id in landed {
             assert!(self.receives.remove(&wr_id), "landed in {wr_id}");

@@ -43,7 +43,7 @@ pub fn receive(data: &[u8]) {
     Stage::with(|stage| {
         let mut scene = Scene::new(stage, Link::Pipe(TestPipe::empty()), agreed);
         if flags & 4 != 0 {
-            scene.qp.lend_messages();
+            scene.qp.enable_zero_copy_receive();
         }
         // Small steps are for short streams, or an execution takes too long.
         let length_max = (step * 200).min(100_000);

@@ -60,7 +60,7 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
     let mut scene = Scene::new(stage, link, agreed);
     let invitation = invited.then(|| stage.engine.invite(&scene.qp.cell).expect("a rendezvous"));
     if lends {
-        scene.qp.lend_messages();
+        scene.qp.enable_zero_copy_receive();
     }
     let mut ledger = Ledger::new();
     let mut composer = Composer::new(&scene, false);

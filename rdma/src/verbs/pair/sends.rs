@@ -66,10 +66,10 @@ impl Core {
         Ok(())
     }
 
-    /// As [`Pair::send_now`](crate::Pair::send_now): for what fits into a work request of the
+    /// As [`Pair::send_inline`](crate::Pair::send_inline): for what fits into a work request of the
     /// device. Some are signaled, so that the queue empties. Half of the queue stays free for what
     /// is posted.
-    pub(super) fn send_now(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+    pub(super) fn send_inline(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
         // siw does not take inline data with an invalidation.
         let fits = bytes.len() <= self.limits.inline_bytes_max
             && (invalidate.is_none() || !self.limits.counts_reads);
@@ -94,9 +94,9 @@ impl Core {
         true
     }
 
-    /// As [`Pair::has_unsent`](crate::Pair::has_unsent). Where no completion would show when they
+    /// As [`Pair::needs_drain`](crate::Pair::needs_drain). Where no completion would show when they
     /// have left, one is requested.
-    pub(super) fn has_unsent(&self) -> bool {
+    pub(super) fn needs_drain(&self) -> bool {
         let has_silent = self.sends.borrow().has_silent();
         if !has_silent || self.state.get() != QpState::ReadyToSend {
             return false;

@@ -371,7 +371,7 @@ impl Connection {
                 capsules: self.capsules_posted,
             });
         }
-        if self.unrung >= self.qp.doorbell_interval() {
+        if self.unrung >= self.qp.doorbell_batch_max() {
             self.ring_doorbell();
         }
         Ok(())

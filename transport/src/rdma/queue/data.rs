@@ -140,7 +140,7 @@ impl Queue {
         let Some(zeroes) = &keys.zeroes else {
             return false;
         };
-        let written = qp.write_in_place(remote(to), &zeroes.slab, 0..to.len_bytes as usize);
+        let written = qp.write_from_slab(remote(to), &zeroes.slab, 0..to.len_bytes as usize);
         *unflushed += u32::from(written);
         written
     }
@@ -149,7 +149,7 @@ impl Queue {
     /// left to be sent then.
     #[inline]
     pub fn push_copy(&mut self, to: KeyedBuffer, source: &mut CopyTo<'_>) -> bool {
-        let written = self.qp.write_now(remote(to), to.len_bytes, source);
+        let written = self.qp.write_inline(remote(to), to.len_bytes, source);
         self.unflushed += u32::from(written);
         written
     }
@@ -158,8 +158,8 @@ impl Queue {
     /// writes there: only the response is left to be sent then.
     #[inline]
     pub fn push_held(&mut self, to: KeyedBuffer, slab: &Arc<Slab>, range: Range<usize>) -> bool {
-        let written =
-            range.len() == to.len_bytes as usize && self.qp.write_in_place(remote(to), slab, range);
+        let written = range.len() == to.len_bytes as usize
+            && self.qp.write_from_slab(remote(to), slab, range);
         self.unflushed += u32::from(written);
         written
     }
@@ -168,7 +168,7 @@ impl Queue {
     /// something has left.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.qp.is_full()
+        self.qp.write_would_block()
     }
 
     /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is

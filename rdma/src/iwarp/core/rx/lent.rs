@@ -297,9 +297,12 @@ impl IwarpCore {
         Ok(true)
     }
 
-    /// As [`Pair::lent_head`](crate::Pair::lent_head).
+    /// As [`Pair::zero_copy_head`](crate::Pair::zero_copy_head).
     #[inline]
-    pub(in crate::iwarp) fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+    pub(in crate::iwarp) fn zero_copy_head(
+        &mut self,
+        message: u64,
+    ) -> Option<[u8; LENT_HEAD_BYTES]> {
         let at = self.rx.lent.position(message)?;
         let loan = &self.rx.lent.loans[at];
         if loan.data.is_some() {
@@ -308,8 +311,8 @@ impl IwarpCore {
         self.end_loan(at).map(|loan| loan.head)
     }
 
-    /// As [`Pair::take_lent`](crate::Pair::take_lent).
-    pub(in crate::iwarp) fn take_lent(
+    /// As [`Pair::take_zero_copy`](crate::Pair::take_zero_copy).
+    pub(in crate::iwarp) fn take_zero_copy(
         &mut self,
         message: u64,
         take: &mut dyn FnMut(RawBytes<'_>) -> bool,
@@ -332,8 +335,12 @@ impl IwarpCore {
         taken
     }
 
-    /// As [`Pair::land_lent`](crate::Pair::land_lent).
-    pub(in crate::iwarp) fn land_lent(&mut self, stags: &StagTable, message: u64) -> Option<u64> {
+    /// As [`Pair::copy_to_receive`](crate::Pair::copy_to_receive).
+    pub(in crate::iwarp) fn copy_to_receive(
+        &mut self,
+        stags: &StagTable,
+        message: u64,
+    ) -> Option<u64> {
         let at = self.rx.lent.position(message)?;
         let loan = self.end_loan(at)?;
         self.land(stags, &loan)

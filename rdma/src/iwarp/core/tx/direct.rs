@@ -4,9 +4,9 @@ use zerocopy::IntoBytes;
 
 use super::{Opcode, TAGGED_BYTES, Target, pad_bytes, tagged_header};
 use crate::contract::Remote;
+use crate::direct::WriteSource;
 use crate::iwarp::core::IwarpCore;
 use crate::iwarp::wire::ddp::CRC_BYTES;
-use crate::pair::WriteSource;
 
 /// The FPDUs of an RDMA WRITE that is written at once.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ mod direct;
 mod in_place;
 mod messages;
 mod scratch;
-mod send_now;
+mod send_inline;
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::iwarp::core::IwarpCore;
 impl IwarpCore {
     /// Whether a Send of `len_bytes` can be added without a work request.
     #[inline]
-    pub(in crate::iwarp) fn sends_now(&self, len_bytes: usize) -> bool {
+    pub(in crate::iwarp) fn sends_inline(&self, len_bytes: usize) -> bool {
         let tx = &self.tx;
         tx.may_send
             && tx.framing != Framing::Aligned
