@@ -19,6 +19,7 @@ use capstan_rdma::conformance::{Behaviour, Fabric, RealClock, Side};
 use capstan_rdma::contract::{
     CmEventKind, ConnectionManager, DeviceAttributes, Transport, WcStatus,
 };
+use capstan_rdma::direct::works_in_kernel;
 use capstan_rdma::verbs::{Provider, device_for};
 use harness::Variant;
 
@@ -178,10 +179,11 @@ fn set_up(addresses: &[String]) -> Result<(), String> {
     let found = device_for(v4)?;
     eprintln!("{found:?}: {device:?}");
     let software = Driver::of(&device.name) != Driver::Other;
-    if device.in_kernel != software {
+    let in_kernel = works_in_kernel(&device);
+    if in_kernel != software {
         return Err(format!(
-            "the provider says {} to whether the kernel does the work of {}, which describes itself as {} device: see `in_kernel` in rdma/src/verbs/raw/context.rs",
-            device.in_kernel,
+            "the provider says {} to whether the kernel does the work of {}, which describes itself as {} device: see `works_in_kernel` in rdma/src/direct.rs",
+            in_kernel,
             device.name,
             if software {
                 "a software"

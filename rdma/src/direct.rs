@@ -5,13 +5,67 @@
 //! Each says whether it was done. Where a provider cannot do it, now or ever, work requests are
 //! posted instead, and a program that does only that gets along without any of them.
 
+use std::any::Any;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{RawBytes, Slab};
 
-use crate::contract::{RKey, Remote};
+use crate::contract::{
+    Access, ConnectionManager, DeviceAttributes, MemoryRegion, ProtectionDomain, RKey, RdmaError,
+    Remote, WcOpcode,
+};
+use crate::iwarp::{Domain, QpHandle};
 use crate::pair::{Kind, LENT_HEAD_BYTES, Pair};
+#[cfg(feature = "verbs")]
+use crate::verbs::Manager;
+
+/// The completion of a message that took no receive ([`Pair::enable_zero_copy_receive`]): the
+/// opcode that `enum ibv_wc_opcode` leaves to drivers.
+pub const WC_ZERO_COPY: WcOpcode = WcOpcode::Driver1;
+
+/// Number of the vendor under which Soft-RoCE describes itself.
+pub(crate) const RXE_VENDOR_ID: u32 = 0xff_ffff;
+/// The same of siw.
+pub(crate) const SIW_VENDOR_ID: u32 = 0x62_6d74;
+
+/// Whether the kernel of this machine does the device's work on the machine's cores (Soft-RoCE,
+/// `siw`): a thread that spins takes one of them from it.
+#[must_use]
+pub fn works_in_kernel(device: &DeviceAttributes) -> bool {
+    [RXE_VENDOR_ID, SIW_VENDOR_ID].contains(&device.vendor_id)
+}
+
+/// Registers a whole slab of zeroes for sending only. Nothing writes to it as long as the region
+/// lives, so a provider in software need not look at its bytes.
+///
+/// # Errors
+/// As for [`ProtectionDomain::register`].
+pub fn register_zeroes(
+    pd: &Rc<dyn ProtectionDomain>,
+    slab: &Arc<Slab>,
+) -> Result<Rc<dyn MemoryRegion>, RdmaError> {
+    let object: &dyn Any = &**pd;
+    match object.downcast_ref::<Domain>() {
+        Some(domain) => domain.register_zeroes(slab),
+        None => pd.register(slab, 0, slab.len_bytes(), Access::empty()),
+    }
+}
+
+/// Hint: the descriptor of `cm` was not readable when a wait after [`ConnectionManager::arm`]
+/// ended, at `now_us`, so that [`ConnectionManager::poll`] need not look there at once.
+pub fn was_not_readable(cm: &mut (dyn ConnectionManager + 'static), now_us: u64) {
+    #[cfg(feature = "verbs")]
+    {
+        let object: &mut dyn Any = cm;
+        if let Some(manager) = object.downcast_mut::<Manager>() {
+            manager.was_not_readable(now_us);
+        }
+    }
+    #[cfg(not(feature = "verbs"))]
+    let _ = (cm, now_us);
+}
 
 /// Calls its argument with the bytes of an RDMA WRITE, piece by piece.
 pub type WriteSource<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) + 'a;
@@ -135,11 +189,10 @@ impl Pair {
     /// From now on messages of [`LENT_HEAD_BYTES`] or more may stay where they arrived and take no
     /// receive, though one is reserved for each.
     ///
-    /// Their completions are [`WcOpcode::RecvLent`](crate::contract::WcOpcode), with a number of
-    /// the message as `wr_id`, for the other calls. For each of them the program calls
-    /// [`Pair::zero_copy_head`] and, when there are more bytes, [`Pair::take_zero_copy`] until it
-    /// has taken them, or [`Pair::copy_to_receive`]. It does so before it polls a completion queue
-    /// again: what is left then is copied.
+    /// Their completions are [`WC_ZERO_COPY`], with a number of the message as `wr_id`, for the
+    /// other calls. For each of them the program calls [`Pair::zero_copy_head`] and, when there are
+    /// more bytes, [`Pair::take_zero_copy`] until it has taken them, or [`Pair::copy_to_receive`].
+    /// It does so before it polls a completion queue again: what is left then is copied.
     #[inline]
     pub fn enable_zero_copy_receive(&mut self) {
         if let Some(pair) = self.iwarp() {
@@ -176,5 +229,43 @@ impl Pair {
     #[inline]
     pub fn copy_to_receive(&mut self, message: u64) -> Option<u64> {
         self.iwarp()?.copy_to_receive(message)
+    }
+}
+
+/// What has arrived and has no completion yet: in a socket, or in shared memory. What has arrived
+/// at a device has its completion.
+impl Pair {
+    /// A mark behind everything of the peer that has arrived here by now; [`Pair::has_passed`] says
+    /// when the provider is beyond it.
+    pub fn arrival_mark(&mut self) -> u64 {
+        self.iwarp().map_or(0, QpHandle::arrival_mark)
+    }
+
+    /// Whether every message that had arrived as a whole when [`Pair::arrival_mark`] returned
+    /// `mark` has its completion in a completion queue, or had one, or never will: a poll that
+    /// leaves that queue empty has then returned all of them.
+    ///
+    /// A message of which a part was still on its way is not waited for. Polling brings the
+    /// provider there, provided that there are receives.
+    #[must_use]
+    pub fn has_passed(&self, mark: u64) -> bool {
+        match &self.0 {
+            Kind::Iwarp(pair) => pair.has_passed(mark),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs(_) => true,
+            Kind::Other(_) => true,
+        }
+    }
+
+    /// As [`Pair::has_passed`], but every message of which any byte had arrived is waited for. A
+    /// device shows nothing of a message before its completion: it answers as there.
+    #[must_use]
+    pub fn has_passed_begun(&self, mark: u64) -> bool {
+        match &self.0 {
+            Kind::Iwarp(pair) => pair.has_passed_begun(mark),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs(_) => true,
+            Kind::Other(_) => true,
+        }
     }
 }

@@ -73,18 +73,6 @@ impl QueuePair for Pair {
         each!(&mut self.0, pair => pair.post_send(wr))
     }
 
-    fn arrived(&mut self) -> u64 {
-        each!(&mut self.0, pair => pair.arrived())
-    }
-
-    fn has_passed(&self, mark: u64) -> bool {
-        each!(&self.0, pair => pair.has_passed(mark))
-    }
-
-    fn has_passed_begun(&self, mark: u64) -> bool {
-        each!(&self.0, pair => pair.has_passed_begun(mark))
-    }
-
     fn ring_doorbell(&mut self) {
         each!(&mut self.0, pair => pair.ring_doorbell());
     }

@@ -9,12 +9,12 @@ use std::rc::Rc;
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
-use capstan_rdma::Beside;
 use capstan_rdma::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
     PostError, PrivateData, ProtectionDomain, QpConfig, RdmaError,
 };
 use capstan_rdma::iwarp::{OtherStream, OtherStreams};
+use capstan_rdma::{Beside, direct};
 use zerocopy::IntoBytes;
 
 use crate::rdma;
@@ -402,9 +402,9 @@ impl Manager {
         self.cm.fd()
     }
 
-    /// Hint, as [`ConnectionManager::stayed_silent`].
+    /// Hint, as [`direct::was_not_readable`].
     pub fn stayed_silent(&mut self, now_us: u64) {
-        self.cm.stayed_silent(now_us);
+        direct::was_not_readable(&mut *self.cm, now_us);
     }
 
     /// When [`Manager::poll`] is to be called at the latest.

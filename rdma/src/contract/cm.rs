@@ -148,8 +148,9 @@ impl fmt::Debug for MigratedId {
 
 /// One thread's connection manager (`struct rdma_event_channel`).
 ///
-/// No call blocks. Timeouts are reported as events; `now_us` is monotonic microseconds.
-pub trait ConnectionManager {
+/// No call blocks. Timeouts are reported as events; `now_us` is monotonic microseconds. (`Any`: as
+/// for [`QueuePair`].)
+pub trait ConnectionManager: Any {
     /// Listens at `addr` (port 0 picks one). Returns the address that was bound.
     ///
     /// # Errors
@@ -246,12 +247,6 @@ pub trait ConnectionManager {
 
     /// Becomes readable after [`ConnectionManager::arm`] when there is something to poll.
     fn fd(&self) -> RawFd;
-
-    /// Hint: the descriptor was not readable when a wait after [`ConnectionManager::arm`] ended, at
-    /// `now_us`, so `poll` need not look there at once. Calling it is optional.
-    fn stayed_silent(&mut self, now_us: u64) {
-        let _ = now_us;
-    }
 
     /// When `poll` must be called next even if the descriptor is not readable.
     fn next_deadline_us(&self) -> Option<u64>;

@@ -66,15 +66,6 @@ pub trait ProtectionDomain: Any {
         access: Access,
     ) -> Result<Rc<dyn MemoryRegion>, RdmaError>;
 
-    /// Registers a whole slab of zeroes for sending only. Nothing writes to it as long as the
-    /// region lives, so a provider need not look at its bytes.
-    ///
-    /// # Errors
-    /// As for [`ProtectionDomain::register`].
-    fn register_zeroes(&self, slab: &Arc<Slab>) -> Result<Rc<dyn MemoryRegion>, RdmaError> {
-        self.register(slab, 0, slab.len_bytes(), Access::empty())
-    }
-
     /// Allocates an unbound type 2 memory window.
     ///
     /// [`DeviceAttributes`]: super::DeviceAttributes

@@ -52,9 +52,8 @@ pub struct DeviceAttributes {
     pub send_with_invalidate: bool,
     /// Whether the sink of an RDMA READ needs [`Access::REMOTE_WRITE`](super::Access) (iWARP).
     pub read_sink_needs_remote_write: bool,
-    /// Whether the kernel of this machine does the device's work on the machine's cores (Soft-RoCE,
-    /// `siw`): a thread that spins takes one of them from it.
-    pub in_kernel: bool,
+    /// Number of its vendor (`vendor_id`); 0 where no device is under the provider.
+    pub vendor_id: u32,
 }
 
 /// An opened RDMA device.
@@ -164,30 +163,6 @@ pub trait QueuePair: Any {
     /// Queue full, too many SGEs, or not connected. Key and bounds errors of the SGEs may be
     /// reported here or by a completion. In the error state the request is taken and flushed.
     fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
-
-    /// A mark behind everything of the peer that has arrived here by now, whether or not it has a
-    /// completion yet: in a socket, in shared memory, in the device. [`QueuePair::has_passed`] says
-    /// when the provider is beyond it.
-    fn arrived(&mut self) -> u64 {
-        0
-    }
-
-    /// Whether every message that had arrived as a whole when [`QueuePair::arrived`] returned
-    /// `mark` has its completion in a completion queue, or had one, or never will: a poll that
-    /// leaves that queue empty has then returned all of them. A message of which a part was still
-    /// on its way is not waited for. Polling brings the provider there, provided that there are
-    /// receives.
-    fn has_passed(&self, mark: u64) -> bool {
-        let _ = mark;
-        // What has arrived at a device has its completion.
-        true
-    }
-
-    /// As [`QueuePair::has_passed`], but every message of which any byte had arrived is waited for.
-    /// A device shows nothing of a message before its completion: it answers as there.
-    fn has_passed_begun(&self, mark: u64) -> bool {
-        self.has_passed(mark)
-    }
 
     /// Hands everything posted since the last call to the device, in one go.
     fn ring_doorbell(&mut self);

@@ -141,15 +141,14 @@ pub enum WcOpcode {
     BindMw,
     LocalInvalidate,
     Recv,
-    /// A message that took no receive: see
-    /// [`Pair::enable_zero_copy_receive`](crate::Pair::enable_zero_copy_receive).
-    RecvLent,
+    /// What the provider's own calls say ([`direct`](crate::direct)).
+    Driver1,
 }
 
 /// A work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// The work request's `wr_id`; of `RecvLent`, the number of the message.
+    /// The work request's `wr_id`; of `Driver1`, what the provider's own calls say.
     pub wr_id: u64,
     /// The queue pair.
     pub qp: QpNum,
@@ -157,9 +156,9 @@ pub struct WorkCompletion {
     pub status: WcStatus,
     /// Operation.
     pub opcode: WcOpcode,
-    /// Received bytes (`Recv`, `RecvLent`), otherwise zero.
+    /// Received bytes (`Recv`, `Driver1`), otherwise zero.
     pub byte_len: u32,
-    /// The local key the peer's SEND_WITH_INV invalidated (`Recv`, `RecvLent`).
+    /// The local key the peer's SEND_WITH_INV invalidated (`Recv`, `Driver1`).
     pub invalidated: Option<RKey>,
 }
 

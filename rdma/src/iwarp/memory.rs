@@ -12,7 +12,7 @@ use crate::contract::{
 };
 
 /// A protection domain.
-pub(super) struct Domain {
+pub(crate) struct Domain {
     engine: Rc<IwarpEngine>,
     id: u32,
 }
@@ -20,6 +20,24 @@ pub(super) struct Domain {
 impl Domain {
     pub(super) fn new(engine: Rc<IwarpEngine>, id: u32) -> Self {
         Self { engine, id }
+    }
+
+    /// As [`register_zeroes`](crate::direct::register_zeroes).
+    pub(crate) fn register_zeroes(
+        &self,
+        slab: &Arc<Slab>,
+    ) -> Result<Rc<dyn MemoryRegion>, RdmaError> {
+        let stag = self
+            .engine
+            .stags
+            .borrow_mut()
+            .register_zeroes(slab, self.id)?;
+        Ok(Rc::new(Region {
+            engine: Rc::clone(&self.engine),
+            stag,
+            addr: slab.addr(),
+            len_bytes: slab.len_bytes(),
+        }))
     }
 
     /// Whether it belongs to this provider.
@@ -43,20 +61,6 @@ impl ProtectionDomain for Domain {
             stag,
             addr: slab.addr() + offset_bytes as u64,
             len_bytes,
-        }))
-    }
-
-    fn register_zeroes(&self, slab: &Arc<Slab>) -> Result<Rc<dyn MemoryRegion>, RdmaError> {
-        let stag = self
-            .engine
-            .stags
-            .borrow_mut()
-            .register_zeroes(slab, self.id)?;
-        Ok(Rc::new(Region {
-            engine: Rc::clone(&self.engine),
-            stag,
-            addr: slab.addr(),
-            len_bytes: slab.len_bytes(),
         }))
     }
 

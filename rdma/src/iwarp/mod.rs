@@ -67,5 +67,6 @@ pub mod wire;
 
 pub use cm::{OtherStream, OtherStreams};
 pub use config::{Config, CrcUse, FpduSize};
+pub(crate) use memory::Domain;
 pub use provider::Provider;
 pub(crate) use qp::QpHandle;

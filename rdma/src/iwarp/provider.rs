@@ -74,6 +74,6 @@ pub(super) fn attributes(config: &Config) -> DeviceAttributes {
         send_with_invalidate: true,
         // The sink of a Read is known by a STag that opens nothing else.
         read_sink_needs_remote_write: false,
-        in_kernel: false,
+        vendor_id: 0,
     }
 }

@@ -103,33 +103,6 @@ impl QueuePair for QpHandle {
         Ok(())
     }
 
-    fn arrived(&mut self) -> u64 {
-        // A peer sends in shared memory as soon as it has delivered it here.
-        self.engine.take_memory(false);
-        let mut qp = self.cell.borrow_mut();
-        let qp = &mut *qp;
-        if qp.core.state != QpState::ReadyToSend {
-            return 0;
-        }
-        // It is run in the next poll, whatever epoll knows.
-        qp.pending = true;
-        self.engine.make_busy(&self.cell, qp);
-        qp.received_bytes().saturating_add(qp.waiting_bytes())
-    }
-
-    fn has_passed(&self, mark: u64) -> bool {
-        let qp = self.cell.borrow();
-        // Every whole message that was received has been handled, unless a receive is missing.
-        qp.core.state != QpState::ReadyToSend || !qp.core.rx.stalled && qp.received_bytes() >= mark
-    }
-
-    fn has_passed_begun(&self, mark: u64) -> bool {
-        let qp = self.cell.borrow();
-        // A message that waits for a receive is not whole either.
-        let whole_bytes = qp.received_bytes().saturating_sub(qp.core.rx.begun_bytes());
-        qp.core.state != QpState::ReadyToSend || whole_bytes >= mark
-    }
-
     fn ring_doorbell(&mut self) {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;
@@ -252,6 +225,36 @@ impl QpHandle {
             Some(Link::Shared(_)) => 8,
             _ => u32::MAX,
         }
+    }
+
+    /// As [`Pair::arrival_mark`](crate::Pair::arrival_mark).
+    pub(crate) fn arrival_mark(&mut self) -> u64 {
+        // A peer sends in shared memory as soon as it has delivered it here.
+        self.engine.take_memory(false);
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.core.state != QpState::ReadyToSend {
+            return 0;
+        }
+        // It is run in the next poll, whatever epoll knows.
+        qp.pending = true;
+        self.engine.make_busy(&self.cell, qp);
+        qp.received_bytes().saturating_add(qp.waiting_bytes())
+    }
+
+    /// As [`Pair::has_passed`](crate::Pair::has_passed).
+    pub(crate) fn has_passed(&self, mark: u64) -> bool {
+        let qp = self.cell.borrow();
+        // Every whole message that was received has been handled, unless a receive is missing.
+        qp.core.state != QpState::ReadyToSend || !qp.core.rx.stalled && qp.received_bytes() >= mark
+    }
+
+    /// As [`Pair::has_passed_begun`](crate::Pair::has_passed_begun).
+    pub(crate) fn has_passed_begun(&self, mark: u64) -> bool {
+        let qp = self.cell.borrow();
+        // A message that waits for a receive is not whole either.
+        let whole_bytes = qp.received_bytes().saturating_sub(qp.core.rx.begun_bytes());
+        qp.core.state != QpState::ReadyToSend || whole_bytes >= mark
     }
 
     /// Does something with lent messages. Queue pairs that wait for a receive may find one

@@ -156,6 +156,6 @@ pub fn attributes() -> DeviceAttributes {
         memory_windows: true,
         send_with_invalidate: true,
         read_sink_needs_remote_write: false,
-        in_kernel: false,
+        vendor_id: 0,
     }
 }

@@ -59,5 +59,6 @@ mod wr_id;
 pub use address::{AddressDevice, device_for};
 pub use devices::device_names;
 pub(crate) use limits::device_limits;
+pub(crate) use manager::Manager;
 pub(crate) use pair::Handle;
 pub use provider::Provider;

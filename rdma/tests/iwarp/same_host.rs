@@ -80,9 +80,10 @@ fn a_message_in_memory_that_the_target_has_not_looked_at_has_arrived() {
     pair.host_qp.ring_doorbell();
     pair.host
         .turn_until("a completion", |host| !host.completions.is_empty());
-    let mark = pair.target_qp.arrived();
-    assert!(!pair.target_qp.has_passed(mark), "it was not polled yet");
-    while !pair.target_qp.has_passed(mark) {
+    let mut target_qp = capstan_rdma::Pair::from(pair.target_qp);
+    let mark = target_qp.arrival_mark();
+    assert!(!target_qp.has_passed(mark), "it was not polled yet");
+    while !target_qp.has_passed(mark) {
         pair.target.turn();
     }
     // As the contract says: once the mark is passed, one poll more has it.

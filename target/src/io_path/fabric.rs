@@ -8,6 +8,7 @@ use capstan_memory::{Pool, Slab};
 use capstan_rdma::contract::{
     Access, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
 };
+use capstan_rdma::direct::register_zeroes;
 use capstan_transport::manager::Manager;
 use capstan_transport::rdma::{Keys, Receives, Sinks, Zeroes};
 use capstan_transport::{Wire, rdma, tcp};
@@ -139,7 +140,7 @@ impl DevicePort {
         let queues = register(memory.queues.slab(), Access::LOCAL_WRITE)?;
         let strangers = register(memory.strangers.slab(), Access::LOCAL_WRITE)?;
         let zeroes = memory.zeroes.as_ref();
-        let zeroes = zeroes.map(|slab| pd.register_zeroes(slab));
+        let zeroes = zeroes.map(|slab| register_zeroes(&pd, slab));
         let zeroes = zeroes.transpose()?;
         // No more than the whole slab could serve.
         let affordable = memory.queues.slab().len_bytes() / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;

@@ -61,6 +61,7 @@ use std::sync::Arc;
 use capstan_memory::{Pool, Slab};
 use capstan_rdma::Beside;
 use capstan_rdma::contract::CmError;
+use capstan_rdma::direct::works_in_kernel;
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
@@ -455,6 +456,7 @@ impl Turn for IoPath {
     }
 
     fn waits_for_kernel(&self) -> bool {
-        ports(&self.fabrics).any(|port| port.device.attributes().in_kernel && !port.wire.is_empty())
+        ports(&self.fabrics)
+            .any(|port| works_in_kernel(port.device.attributes()) && !port.wire.is_empty())
     }
 }

@@ -436,7 +436,7 @@ impl Queue {
 
     /// A mark behind everything of the host that has arrived here by now.
     pub(super) fn arrived(&mut self) -> u64 {
-        self.qp.arrived()
+        self.qp.arrival_mark()
     }
 
     /// Whether every capsule of which any byte had arrived at `mark` has its completion.

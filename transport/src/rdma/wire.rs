@@ -6,7 +6,8 @@ use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use capstan_nvme_proto::text::Count;
-use capstan_rdma::contract::{CompletionQueue, QpNum, WcOpcode, WcStatus, WorkCompletion};
+use capstan_rdma::contract::{CompletionQueue, QpNum, WcStatus, WorkCompletion};
+use capstan_rdma::direct::WC_ZERO_COPY;
 use rustc_hash::FxHashMap;
 
 use super::queue::Queue;
@@ -155,7 +156,7 @@ impl Wire {
             }
             let named = self.last.and_then(|(_, id)| Some((id, queues.queue(id)?)));
             let success = completion.status == WcStatus::Success;
-            if success && completion.opcode == WcOpcode::RecvLent {
+            if success && completion.opcode == WC_ZERO_COPY {
                 if let Some((id, queue)) = named
                     && !queue.has_ended()
                     && let Some(capsule) = lent(queue, completion)

@@ -12,6 +12,7 @@ use super::support::{sink, source};
 use crate::contract::{
     PostError, QpState, QueuePair, SendWr, SharedReceiveQueue, Transport, WcOpcode, WcStatus,
 };
+use crate::direct::{WC_ZERO_COPY, works_in_kernel};
 use crate::pair::{LENT_HEAD_BYTES, Pair};
 
 /// Sends without a receive; a receive posted a little later takes the message.
@@ -91,7 +92,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
                     let sent = here.shadow(at * len, len);
                     let (first, rest) = sent.split_at(len.min(LENT_HEAD_BYTES));
                     let qp = world.qp(link, to)?;
-                    let receive = if wc.opcode == WcOpcode::RecvLent {
+                    let receive = if wc.opcode == WC_ZERO_COPY {
                         take_or_land(qp, wc.wr_id, (first, rest), takes, &what)?
                     } else {
                         ensure_eq!(wc.opcode, WcOpcode::Recv, "{what}");
@@ -208,7 +209,7 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
                 world.post(link, from, &send(1, &[here.sge(0, LEN)]))?;
                 world.post_now(link, from, &send(2, &[here.sge(LEN, LEN)]))?;
                 let first = world.completion(link, to, "a message")?;
-                if first.opcode != WcOpcode::RecvLent {
+                if first.opcode != WC_ZERO_COPY {
                     return Err(Stop::NotApplicable("nothing is lent here".into()));
                 }
                 nothing_comes(&mut world, link, to, "two messages have one receive")?;
@@ -223,7 +224,7 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
                     post(&mut world)?;
                 }
                 let second = world.completion(link, to, "the second message")?;
-                ensure_eq!(second.opcode, WcOpcode::RecvLent, "the second");
+                ensure_eq!(second.opcode, WC_ZERO_COPY, "the second");
                 let (head, rest) = here.shadow(LEN, LEN).split_at(LENT_HEAD_BYTES);
                 let qp = world.qp(link, to)?;
                 take_or_land(qp, second.wr_id, (head, rest), true, "the second")?;
@@ -254,7 +255,7 @@ pub(super) fn a_lent_message_keeps_a_shared_receive(fabric: &mut dyn Fabric) -> 
             srq.post_recv(20, &[inbox.sge(0, LEN)])?;
             world.post_now(first, from, &send(1, &out))?;
             let lent = world.completion(first, to, "a message")?;
-            if lent.opcode != WcOpcode::RecvLent {
+            if lent.opcode != WC_ZERO_COPY {
                 return Err(Stop::NotApplicable("nothing is lent here".into()));
             }
             world.success(first, from, 1, WcOpcode::Send)?;
@@ -505,7 +506,8 @@ pub(super) fn what_has_arrived_is_told_of_before_its_mark_is_passed(
         let to = from.peer();
         let attributes = world.has(from)?.device.attributes();
         // There a Send completes when the kernel or the device has it, wherever its bytes are.
-        let may_be_on_its_way = attributes.transport == Transport::Iwarp && attributes.in_kernel;
+        let may_be_on_its_way =
+            attributes.transport == Transport::Iwarp && works_in_kernel(attributes);
         ensure!(
             world.qp(link, to)?.has_passed(0),
             "a mark of nothing is not passed"
@@ -526,7 +528,7 @@ pub(super) fn what_has_arrived_is_told_of_before_its_mark_is_passed(
                 world.success(link, from, wr_id, WcOpcode::Send)?;
             }
         }
-        let mark = world.qp(link, to)?.arrived();
+        let mark = world.qp(link, to)?.arrival_mark();
         world.end(to).asleep = false;
         world.end(from).asleep = true;
         world.drive_until("passing a mark", |world| {

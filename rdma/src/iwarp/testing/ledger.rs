@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 use capstan_memory::RawBytes;
 
 use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
-use crate::contract::{CompletionQueue, WcOpcode, WcStatus, WorkCompletion};
+use crate::contract::{CompletionQueue, WcStatus, WorkCompletion};
+use crate::direct::WC_ZERO_COPY;
 use crate::iwarp::QpHandle;
 use crate::pair::LENT_HEAD_BYTES;
 
@@ -116,7 +117,7 @@ impl Ledger {
         let mut out = [WorkCompletion::EMPTY; 16];
         let count = cq.poll(&mut out);
         for done in &out[..count] {
-            if done.opcode == WcOpcode::RecvLent {
+            if done.opcode == WC_ZERO_COPY {
                 assert_eq!(done.status, WcStatus::Success, "{done:?}");
                 assert!(!self.failed, "success after the end: {done:?}");
                 each(done);

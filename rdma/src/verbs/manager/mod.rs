@@ -132,7 +132,7 @@ impl Entry {
 }
 
 /// A thread's connection manager.
-pub(super) struct Manager {
+pub(crate) struct Manager {
     shared: Rc<Shared>,
     channel: Rc<Channel>,
     epoll: Epoll,
@@ -506,10 +506,6 @@ impl ConnectionManager for Manager {
         removed || self.ids.has_events() || !self.notices.is_empty()
     }
 
-    fn stayed_silent(&mut self, now_us: u64) {
-        self.looked_us = Some(now_us);
-    }
-
     fn fd(&self) -> RawFd {
         self.epoll.0.as_raw_fd()
     }
@@ -517,6 +513,13 @@ impl ConnectionManager for Manager {
     fn next_deadline_us(&self) -> Option<u64> {
         let entries = self.ids.iter().filter_map(|(_, entry)| entry.deadline_us);
         entries.chain(self.notices.next_deadline_us()).min()
+    }
+}
+
+impl Manager {
+    /// As [`was_not_readable`](crate::direct::was_not_readable).
+    pub(crate) fn was_not_readable(&mut self, now_us: u64) {
+        self.looked_us = Some(now_us);
     }
 }
 

@@ -19,6 +19,7 @@ use super::cm::{Channel, Id, ParkedId};
 use super::receive::SGES_MAX;
 use super::{errno, left_behind};
 use crate::contract::{DeviceAttributes, Transport};
+use crate::direct::{RXE_VENDOR_ID, SIW_VENDOR_ID};
 
 /// A device that librdmacm has opened, kept open. librdmacm opens each device once per process, so
 /// several threads may hold the same one.
@@ -171,7 +172,7 @@ impl Context {
             memory_windows: type_2 && attr.max_mw > 0 && !is_rxe(&attr),
             send_with_invalidate: has(sys::ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS),
             read_sink_needs_remote_write: iwarp,
-            in_kernel: is_rxe(&attr) || is_siw(&attr),
+            vendor_id: attr.vendor_id,
         })
     }
 
@@ -330,7 +331,6 @@ pub(in crate::verbs) fn name_and_flaw(id: Id) -> Option<(String, bool)> {
 /// * a program does not learn which key was invalidated: the completion carries the kernel's flag
 ///   (`IB_WC_WITH_INVALIDATE`, 4), which user space reads as `IBV_WC_IP_CSUM_OK` (`do_complete`).
 fn is_rxe(attr: &sys::ibv_device_attr) -> bool {
-    const RXE_VENDOR_ID: u32 = 0xff_ffff;
     attr.vendor_id == RXE_VENDOR_ID
 }
 
@@ -338,7 +338,6 @@ fn is_rxe(attr: &sys::ibv_device_attr) -> bool {
 /// them (`zcopy_tx` in Linux 6.12, `siw_qp_tx.c`): what the program writes there next can reach the
 /// peer instead.
 fn is_siw(attr: &sys::ibv_device_attr) -> bool {
-    const SIW_VENDOR_ID: u32 = 0x62_6d74;
     attr.vendor_id == SIW_VENDOR_ID
 }
 

@@ -4,6 +4,7 @@ use zerocopy::FromBytes;
 
 use super::{BULK_MEMORY, Message};
 use crate::contract::{Access, RKey, WcOpcode, WcStatus, WorkCompletion};
+use crate::direct::WC_ZERO_COPY;
 use crate::iwarp::core::IwarpCore;
 use crate::iwarp::core::tx::each_span;
 use crate::iwarp::fatal::{Fatal, read_error, tagged_error};
@@ -252,7 +253,7 @@ impl IwarpCore {
             qp: self.num,
             status: WcStatus::Success,
             opcode: match lent {
-                Some(_) => WcOpcode::RecvLent,
+                Some(_) => WC_ZERO_COPY,
                 None => WcOpcode::Recv,
             },
             byte_len: message.map_or(0, |message| message.received_bytes),
