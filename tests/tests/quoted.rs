@@ -64,7 +64,7 @@ const STEPS: [(&str, Step); 67] = [
     ),
     (
         "cryptsetup open DEVICE NAME",
-        In("tests/lab/cases/stacked", "cryptsetup"),
+        In("tests/lab/cases/stacked-iwarp", "cryptsetup"),
     ),
     ("df {path}", Looks),
     ("dmesg", Looks),
@@ -208,7 +208,7 @@ const STEPS: [(&str, Step); 67] = [
     ("uuidgen", Looks),
     (
         "vgchange --activate y",
-        In("tests/lab/cases/stacked", "vgchange -ay"),
+        In("tests/lab/cases/stacked-iwarp", "vgchange -ay"),
     ),
     ("zpool import -d DEVICE", Tool("it needs ZFS in the kernel")),
     (
