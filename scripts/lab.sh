@@ -157,7 +157,7 @@ start() { # start BOOT
     mkdir -p "$out"
     # shellcheck disable=SC2086 # names of cases
     tests/lab/boot.sh -t "$BOOT_SECONDS" -o "$out" -f tests/lab/cases -f systemd -f tests/lab/decode_iwarp.py -f tests/lab/decode_roce.py \
-        -f tests/lab/decode_tcp.py \
+        -f tests/lab/decode_tcp.py -f tests/lab/ladders.py \
         "${programs[@]}" \
         "tests/lab/cells/$(cell_of "$1").sh" ${asked[$1]} >"$out/boot.log" 2>&1 &
     process[$1]=$!

@@ -9,10 +9,12 @@ message sequence numbers are checked, and every anomaly is printed as a line tha
 RFC 5044 (MPA), RFC 6581 (MPA revision 2), RFC 5041 (DDP), RFC 5040 (RDMAP); NVMe over RDMA: NVMe RDMA Transport 1.x.
 """
 
-import argparse
 import struct
 import sys
 from dataclasses import dataclass, field
+
+sys.dont_write_bytecode = True  # leave no cache in the source tree
+from ladders import argument_parser, closes, print_all, run, tcp_connections, tcp_ends
 
 RDMAP_OPCODES = ["RDMA_WRITE", "READ_REQUEST", "READ_RESPONSE", "SEND", "SEND_INV", "SEND_SE", "SEND_SE_INV",
                  "TERMINATE"]
@@ -352,25 +354,10 @@ class Connection:
 
 
 def read_connections(path, port):
-    connections, by_pair = [], {}
-    for segment in tcp_segments(path, port):
-        pair = frozenset((segment.source, segment.destination))
-        if segment.flags & 0x12 == 0x02 or pair not in by_pair:  # a SYN without ACK opens a new one
-            active, passive = segment.source, segment.destination
-            if segment.flags & 2 == 0 and segment.source[1] == port:
-                active, passive = passive, active
-            connection = Connection(len(connections), active, passive, {True: Stream(), False: Stream()})
-            connections.append(connection)
-            by_pair[pair] = connection
-        connection = by_pair[pair]
-        from_active = segment.source == connection.active
-        connection.streams[from_active].add(segment)
-        for bit, name in ((1, "FIN"), (4, "RST")):
-            if segment.flags & bit:
-                connection.closes.append((segment.index, segment.time_s, from_active, name))
-    for connection in connections:
-        connection.parse()
-    return connections
+    def connection_of(number, active, passive):
+        return Connection(number, active, passive, {True: Stream(), False: Stream()})
+
+    return tcp_connections(tcp_segments(path, port), port, connection_of)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -485,13 +472,6 @@ def nvme_commands(connection):
 # ----------------------------------------------------------------------------------------------
 # ladder
 
-def address_text(address):
-    host, port = address
-    if len(host) == 4:
-        return ".".join(map(str, host)) + f":{port}"
-    return "[" + ":".join(host[i:i + 2].hex() for i in range(0, 16, 2)) + f"]:{port}"
-
-
 def nvme_notes(connection):
     """What the capsules of a connection say, by the id of the last FPDU of each."""
     notes = {}
@@ -505,9 +485,8 @@ def nvme_notes(connection):
     return notes
 
 
-def print_ladder(connection, hex_bytes):
-    print(f"\n== connection {connection.number}: {address_text(connection.active)} -> "
-          f"{address_text(connection.passive)}")
+def ladder(connection):
+    """Lines of (packet, seconds, from the active side, text, bytes)."""
     lines = []
     for frame in (connection.request, connection.reply):
         if frame:
@@ -516,37 +495,15 @@ def print_ladder(connection, hex_bytes):
     for fpdu in connection.fpdus:
         text = fpdu.text() + (f"  | {notes[id(fpdu)]}" if id(fpdu) in notes else "")
         lines.append((fpdu.order, fpdu.time_s, fpdu.from_active, text, fpdu.payload))
-    lines += [(order, time_s, side, f"TCP {name}", b"") for order, time_s, side, name in connection.closes]
-    lines.sort(key=lambda line: line[0])
-    start_s = lines[0][1] if lines else 0.0
-    for order, time_s, from_active, text, payload in lines:
-        print(f"{order:7} {time_s - start_s:11.6f} {'->' if from_active else '<-'} {text}")
-        if hex_bytes and payload:
-            print(f"{'':23}{payload[:hex_bytes].hex(' ', 4)}")
-    for problem in connection.problems:
-        print(f"!! connection {connection.number}: {problem}")
+    return lines + closes(connection)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pcap")
-    parser.add_argument("--port", type=int, default=4420, help="TCP port of the passive side (default 4420)")
-    parser.add_argument("--connection", type=int, help="only this connection, by number")
-    parser.add_argument("--hex", type=int, default=0, metavar="BYTES", help="show so many payload bytes of each FPDU")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, "TCP port", "payload bytes of each FPDU").parse_args()
     connections = read_connections(arguments.pcap, arguments.port)
-    problems = 0
-    for connection in connections:
-        if arguments.connection in (None, connection.number):
-            print_ladder(connection, arguments.hex)
-            problems += len(connection.problems)
     fpdus = sum(len(connection.fpdus) for connection in connections)
-    print(f"\n{len(connections)} connections, {fpdus} FPDUs, {problems} problems")
-    return 1 if problems else 0
+    return print_all(connections, arguments, tcp_ends, ladder, f"{fpdus} FPDUs")
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(0)
+    run(main)

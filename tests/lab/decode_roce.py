@@ -12,14 +12,14 @@ InfiniBand Architecture Specification 1.x: chapter 9 (BTH, RETH, AETH, IETH, DET
 data of RDMA IP CM), annex A17 (RoCEv2).
 """
 
-import argparse
 import struct
 import sys
 import zlib
 from dataclasses import dataclass, field
 
-from decode_iwarp import (RDMAP_OPCODES, READ_REQUEST, READ_RESPONSE, SEND, SEND_INV, WRITE, address_text, nvme_notes,
-                          read_packets)
+sys.dont_write_bytecode = True  # leave no cache in the source tree
+from decode_iwarp import RDMAP_OPCODES, READ_REQUEST, READ_RESPONSE, SEND, SEND_INV, WRITE, nvme_notes, read_packets
+from ladders import address_text, argument_parser, print_all, run
 
 ROCE_PORT = 4791
 BTH_BYTES = 12
@@ -318,49 +318,33 @@ class Capture:
         self.of_qp[connection.passive[0], qps[False]] = (connection, False)
 
 
-def print_ladder(connection, hex_bytes):
-    print(f"\n== connection {connection.number}: {address_text((connection.active[0], connection.qps[True]))} -> "
-          f"{address_text((connection.passive[0], connection.qps[False]))} (address and queue pair)")
+def ends(connection):
+    active, passive = ((address[0], connection.qps[is_active])
+                       for address, is_active in ((connection.active, True), (connection.passive, False)))
+    return f"{address_text(active)} -> {address_text(passive)} (address and queue pair)"
+
+
+def ladder(connection):
+    """Lines of (packet, seconds, from the active side, text, bytes)."""
     notes = nvme_notes(connection)
     lines = [(message.order, message.time_s, message.from_active,
               message.text() + (f"  | {notes[id(message)]}" if id(message) in notes else ""), message.payload)
              for message in connection.messages]
-    lines += [(cm.order, cm.time_s, cm.from_active, cm.text, cm.private)
-              for cm in connection.cm + connection.acknowledges]
-    lines.sort(key=lambda line: line[0])
-    for order, time_s, from_active, text, payload in lines:
-        # What a virtual interface receives may have the time since the machine started.
-        since = f"{time_s - lines[0][1]:11.6f}" if time_s >= lines[0][1] else f"{'-':>11}"
-        print(f"{order:7} {since} {'->' if from_active else '<-'} {text}")
-        if hex_bytes and payload:
-            print(f"{'':23}{payload[:hex_bytes].hex(' ', 4)}")
-    for problem in connection.problems:
-        print(f"!! connection {connection.number}: {problem}")
+    return lines + [(cm.order, cm.time_s, cm.from_active, cm.text, cm.private)
+                    for cm in connection.cm + connection.acknowledges]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pcap")
-    parser.add_argument("--port", type=int, default=4420, help="port of the passive side (default 4420)")
-    parser.add_argument("--connection", type=int, help="only this connection, by number")
-    parser.add_argument("--hex", type=int, default=0, metavar="BYTES", help="show so many payload bytes of each message")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, "port", "payload bytes of each message").parse_args()
     capture = Capture(arguments.port)
     for packet in packets_of(arguments.pcap):
         capture.add(packet)
-    for connection in capture.connections:
-        if arguments.connection in (None, connection.number):
-            print_ladder(connection, arguments.hex)
     connections = capture.connections
-    problems = sum(len(connection.problems) for connection in connections)
-    print(f"\n{len(connections)} connections, {sum(len(connection.messages) for connection in connections)} messages, "
-          f"{sum(connection.again for connection in connections)} packets that came again, "
-          f"{capture.unknown} packets of other queue pairs, {problems} problems")
-    return 1 if problems else 0
+    counted = (f"{sum(len(connection.messages) for connection in connections)} messages, "
+               f"{sum(connection.again for connection in connections)} packets that came again, "
+               f"{capture.unknown} packets of other queue pairs")
+    return print_all(connections, arguments, ends, ladder, counted)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(0)
+    run(main)

@@ -11,14 +11,14 @@ One line per PDU, as in the ladder of decode_iwarp.py.
 NVM Express TCP Transport Specification 1.1, section 3.6 (PDUs), 3.3 (data transfer), 3.4.1 (digests).
 """
 
-import argparse
 import os
 import struct
 import sys
 from dataclasses import dataclass, field
 
 sys.dont_write_bytecode = True  # leave no cache in the source tree
-from decode_iwarp import Command, Stream, TcpSegment, address_text, crc32c, tcp_segments
+from decode_iwarp import Command, Stream, TcpSegment, crc32c, tcp_segments
+from ladders import argument_parser, closes, print_all, run, tcp_connections, tcp_ends
 
 ICREQ, ICRESP, H2C_TERM_REQ, C2H_TERM_REQ, CAPSULE_CMD, CAPSULE_RESP, H2C_DATA, C2H_DATA, R2T = 0, 1, 2, 3, 4, 5, 6, 7, 9
 # Name, whether the host sends it, and bytes of its header (HLEN).
@@ -230,25 +230,7 @@ class Connection:
 
 
 def read_connections(path, port):
-    connections, by_pair = [], {}
-    for segment in tcp_segments(path, port):
-        pair = frozenset((segment.source, segment.destination))
-        if segment.flags & 0x12 == 0x02 or pair not in by_pair:  # a SYN without ACK opens a new one
-            ends = (segment.source, segment.destination)
-            if segment.source[1] == port:
-                ends = ends[::-1]
-            connection = Connection(len(connections), *ends)
-            connections.append(connection)
-            by_pair[pair] = connection
-        connection = by_pair[pair]
-        from_active = segment.source == connection.active
-        connection.streams[from_active].add(segment)
-        for bit, name in ((1, "FIN"), (4, "RST")):
-            if segment.flags & bit:
-                connection.closes.append((segment.index, segment.time_s, from_active, name))
-    for connection in connections:
-        connection.parse()
-    return connections
+    return tcp_connections(tcp_segments(path, port), port, Connection)
 
 
 def ladder(connection):
@@ -257,21 +239,7 @@ def ladder(connection):
     for pdu in connection.pdus:
         text = pdu.text() + (f"  | {pdu.note}" if pdu.note else "")
         lines.append((pdu.order, pdu.time_s, pdu.from_active, text, pdu.data))
-    lines += [(order, time_s, side, f"TCP {name}", b"") for order, time_s, side, name in connection.closes]
-    return sorted(lines, key=lambda line: line[0])
-
-
-def print_ladder(connection, hex_bytes):
-    print(f"\n== connection {connection.number}: {address_text(connection.active)} -> "
-          f"{address_text(connection.passive)}")
-    lines = ladder(connection)
-    start_s = lines[0][1] if lines else 0.0
-    for order, time_s, from_active, text, payload in lines:
-        print(f"{order:7} {time_s - start_s:11.6f} {'->' if from_active else '<-'} {text}")
-        if hex_bytes and payload:
-            print(f"{'':23}{payload[:hex_bytes].hex(' ', 4)}")
-    for problem in connection.problems:
-        print(f"!! connection {connection.number}: {problem}")
+    return sorted(lines + closes(connection), key=lambda line: line[0])
 
 
 # ----------------------------------------------------------------------------------------------
@@ -379,11 +347,7 @@ def self_test(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pcap", nargs="?")
-    parser.add_argument("--port", type=int, default=4420, help="TCP port of the passive side (default 4420)")
-    parser.add_argument("--connection", type=int, help="only this connection, by number")
-    parser.add_argument("--hex", type=int, default=0, metavar="BYTES", help="show so many bytes of the data of each PDU")
+    parser = argument_parser(__doc__, "TCP port", "bytes of the data of each PDU", nargs="?")
     parser.add_argument("--self-test", nargs="?", const=GOLDEN, metavar="FOLDER", help="decode golden bytes instead")
     arguments = parser.parse_args()
     if arguments.self_test:
@@ -394,18 +358,9 @@ def main():
     if not arguments.pcap:
         parser.error("no FILE.pcap")
     connections = read_connections(arguments.pcap, arguments.port)
-    problems = 0
-    for connection in connections:
-        if arguments.connection in (None, connection.number):
-            print_ladder(connection, arguments.hex)
-            problems += len(connection.problems)
     pdus = sum(len(connection.pdus) for connection in connections)
-    print(f"\n{len(connections)} connections, {pdus} PDUs, {problems} problems")
-    return 1 if problems else 0
+    return print_all(connections, arguments, tcp_ends, ladder, f"{pdus} PDUs")
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(0)
+    run(main)
