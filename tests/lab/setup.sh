@@ -108,7 +108,7 @@ build_siw() { # build_siw NAME [FILE SED_SCRIPT]…: leaves $CAPSTAN_LAB_CACHE/s
         ! cmp -s "$work/$1" "$work/before" || die "$1 of siw is not changed by: $2"
         shift 2
     done
-    # Debian ships no pahole with the headers, and nobody here reads type information of modules.
+    # Debian ships no pahole with the headers, and nothing here reads type information of modules.
     make -s -C "$tree/usr/src/linux-headers-$release" "M=$work" CONFIG_RDMA_SIW=m CONFIG_DEBUG_INFO_BTF_MODULES= modules
     cp "$work/siw.ko" "$folder/$name.ko"
     printf '%s\n' "$changes" >"$folder/$name.changes"

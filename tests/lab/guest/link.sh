@@ -98,7 +98,7 @@ link_rxe() {
     # Linux 6.12 asks before it waits), which then looks again when all its time is over.
     ip neigh add "$CAPSTAN_ADDRESS" lladdr "$(cat /sys/class/net/peer0/address)" nud permanent dev "$LINK_INTERFACE"
     ip neigh add "$KERNEL_ADDRESS" lladdr "$(cat "/sys/class/net/$LINK_INTERFACE/address")" nud permanent dev peer0
-    # Nobody is there.
+    # No machine is there.
     ip neigh add "$MARK_ADDRESS" lladdr 02:00:00:00:00:99 nud permanent dev "$LINK_INTERFACE"
 }
 
@@ -109,7 +109,7 @@ add_device() { # add_device rxe0|rxe1|siw0
     wait_for_port "$1"
 }
 
-# Unplugs an RDMA device. That ends when nobody has it open any more, and cannot be interrupted.
+# Unplugs an RDMA device. That ends when no process has it open any more, and cannot be interrupted.
 remove_device() { # remove_device DEVICE
     local pid try
     rdma link delete "$1" &

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Nobody names a transport: capstan takes NVMe/TCP, which is all that the target speaks, and says
+# No transport is named: capstan takes NVMe/TCP, which is all that the target speaks, and says
 # so in one line; a disk stays with it.
 capstan discover -a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" "${AS_HOST[@]}" >found 2>said
 cat said

@@ -21,7 +21,7 @@ if [ "$host_device" != "$target_device" ]; then
     finish_load load
 fi
 matches "what capstan says" "$(cat load.out)" "the RDMA device was removed.* device=\"?$host_device"
-# And once more, with nobody connected.
+# And once more, with no host connected.
 remove_device "$target_device"
 add_device "$target_device"
 within 10 "the target listens again" target_said "listening again addr=" 2

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The port of the target's RDMA device goes down and comes up: the device tells, the target says so,
 # and serves on. Over siw connections outlive it, as TCP does; Soft-RoCE would send into a device
-# without carrier, so there nobody is connected.
+# without carrier, so there no host is connected.
 device=siw0 interface=$LINK_INTERFACE
 [ "$LINK" != rxe ] || device=rxe1 interface=peer0
 [ "$LINK" = rxe ] || load load 6 -k 15

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Commands that cannot be carried out get the status the specification names, and hurt nobody: the
+# Commands that cannot be carried out get the status the specification names, and harm no other: the
 # next one works.
 passthru() { capstan_to admin-passthru "$@"; }
 io() { capstan_to io-passthru -i 1 "$@"; }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Commands that cannot be carried out get the status the specification names, and hurt nobody: the
+# Commands that cannot be carried out get the status the specification names, and harm no other: the
 # next one works.
 connect nr_io_queues=1
 c=/dev/$CONTROLLER

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # A disk of the kernel's NBD driver on `capstan serve-nbd`: a loss that is mended is not noticed
-# there, and a file system is there for the next who connects.
+# there, and a file system is there for the next client that connects.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 modprobe nbd nbds_max=1
