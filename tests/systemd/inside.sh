@@ -155,6 +155,22 @@ systemctl daemon-reload
 systemctl start "$unit" || fail "did not start without the limit"
 systemctl stop "$unit"
 
+step "a device rule of a unit that keeps the target from its disk is named, with what lets it"
+closed=(systemd-run --quiet --pipe --wait --collect --unit capstan-closed -p DevicePolicy=closed)
+check=(capstan-target check --config /etc/capstan/target.toml)
+"${closed[@]}" true || fail "systemd-run"
+if "${closed[@]}" head -c 512 "$CAPSTAN_TEST_DISK" >/dev/null 2>&1; then
+    step "SKIPPED: this kernel has no rules of devices (BPF in control groups)"
+else
+    ! "${closed[@]}" "${check[@]}" >/tmp/said 2>&1 || fail "a disk that may not be opened is taken: $(cat /tmp/said)"
+    for words in "cannot open $CAPSTAN_TEST_DISK: Operation not permitted" \
+        "DevicePolicy= and DeviceAllow= of capstan-closed.service" "DeviceAllow=$CAPSTAN_TEST_DISK rw in capstan-closed.service"; do
+        grep -qF -- "$words" /tmp/said || fail "check does not say '$words': $(cat /tmp/said)"
+    done
+    "${closed[@]}" -p "DeviceAllow=$CAPSTAN_TEST_DISK rw" "${check[@]}" >/tmp/said 2>&1 ||
+        fail "refused though DeviceAllow= lets it: $(cat /tmp/said)"
+fi
+
 step "a .mount unit has a volume: capstan knows it, and either of the two unmounts it in order"
 systemctl start "$unit" || fail "did not start"
 rm -r /run/capstan-host/0
