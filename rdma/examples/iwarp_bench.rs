@@ -291,6 +291,7 @@ impl Side {
             receives: ReceiveSource::Own(SLOTS as u32),
             send_sge_max: 1,
             recv_sge_max: 1,
+            inline_bytes: 0,
         };
         let qp = self.cm.create_qp(id, &self.pd, &config);
         let mut qp = qp.map_err(|e| e.to_string())?;

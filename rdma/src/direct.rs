@@ -17,13 +17,16 @@ use crate::contract::{
     Remote, WcOpcode,
 };
 use crate::iwarp::{Domain, QpHandle};
-use crate::pair::{Kind, LENT_HEAD_BYTES, Pair};
+use crate::pair::{Kind, Pair};
 #[cfg(feature = "verbs")]
 use crate::verbs::Manager;
 
 /// The completion of a message that took no receive ([`Pair::enable_zero_copy_receive`]): the
 /// opcode that `enum ibv_wc_opcode` leaves to drivers.
 pub const WC_ZERO_COPY: WcOpcode = WcOpcode::Driver1;
+
+/// The longest head of a message that takes no receive: a cache line, which is copied as a whole.
+pub const ZERO_COPY_HEAD_BYTES_MAX: usize = 64;
 
 /// Number of the vendor under which Soft-RoCE describes itself.
 pub(crate) const RXE_VENDOR_ID: u32 = 0xff_ffff;
@@ -186,24 +189,27 @@ impl Pair {
 
 /// Receiving without a copy.
 impl Pair {
-    /// From now on messages of [`LENT_HEAD_BYTES`] or more may stay where they arrived and take no
+    /// From now on messages with a head of `head_bytes` may stay where they arrived and take no
     /// receive, though one is reserved for each.
     ///
+    /// A head is at most [`ZERO_COPY_HEAD_BYTES_MAX`]: a longer one changes nothing, and the first
+    /// length stays. Messages shorter than that maximum go into their receives.
     /// Their completions are [`WC_ZERO_COPY`], with a number of the message as `wr_id`, for the
     /// other calls. For each of them the program calls [`Pair::zero_copy_head`] and, when there are
     /// more bytes, [`Pair::take_zero_copy`] until it has taken them, or [`Pair::copy_to_receive`].
     /// It does so before it polls a completion queue again: what is left then is copied.
     #[inline]
-    pub fn enable_zero_copy_receive(&mut self) {
+    pub fn enable_zero_copy_receive(&mut self, head_bytes: u32) {
         if let Some(pair) = self.iwarp() {
-            pair.enable_zero_copy_receive();
+            pair.enable_zero_copy_receive(head_bytes);
         }
     }
 
-    /// The first bytes of a message that took no receive, which end the message when it has no
-    /// more; `None` when there is no such message.
+    /// The head of a message that took no receive, at the start of a cache line whose rest means
+    /// nothing, and the end of that message when it has no more; `None` when there is no such
+    /// message.
     #[inline]
-    pub fn zero_copy_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+    pub fn zero_copy_head(&mut self, message: u64) -> Option<[u8; ZERO_COPY_HEAD_BYTES_MAX]> {
         self.iwarp()?.zero_copy_head(message)
     }
 

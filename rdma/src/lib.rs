@@ -29,7 +29,7 @@ pub mod verbs;
 
 pub use choice::{Beside, ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
-pub use pair::{LENT_HEAD_BYTES, Pair};
+pub use pair::Pair;
 pub use strangers::{Source, Strangers};
 
 /// The `tracing` target of log lines of which a peer can cause any number. The subscriber limits

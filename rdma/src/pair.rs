@@ -7,9 +7,6 @@ use crate::iwarp::QpHandle;
 #[cfg(feature = "verbs")]
 use crate::verbs::Handle;
 
-/// Length of the first bytes of a lent message, which are copied out of the place where it arrived.
-pub const LENT_HEAD_BYTES: usize = 64;
-
 /// A queue pair. Its calls beyond verbs are in [`direct`](crate::direct).
 pub struct Pair(pub(crate) Kind);
 

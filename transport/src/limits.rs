@@ -4,6 +4,9 @@
 pub const SQE_BYTES: u32 = 64;
 /// Bytes of a response capsule.
 pub const CQE_BYTES: u32 = 16;
+/// Data that a work request carries itself where the device can: a command capsule without data; of
+/// the controller, a response, or data of that length.
+pub const INLINE_BYTES: u32 = SQE_BYTES;
 /// In-capsule data a host may send, in bytes: two pages, so that it lands page-aligned in a buffer
 /// of its own and goes to disk without a copy.
 pub const IN_CAPSULE_BYTES: u32 = 8192;

@@ -17,6 +17,7 @@ use capstan_rdma::iwarp::{OtherStream, OtherStreams};
 use capstan_rdma::{Beside, direct};
 use zerocopy::IntoBytes;
 
+use crate::limits::INLINE_BYTES;
 use crate::rdma;
 
 /// Names a listener of a manager.
@@ -357,6 +358,7 @@ impl Manager {
             receives: wire.receives().source(entries),
             send_sge_max: 1,
             recv_sge_max: 2,
+            inline_bytes: INLINE_BYTES,
         };
         let qp = self.cm.create_qp(request.id, pd, &config)?;
         let mut queue = rdma::Queue::new(qp.into(), responses, keys, wire.shared_receives());
@@ -460,6 +462,7 @@ mod tests {
             receives: ReceiveSource::Own(4),
             send_sge_max: 1,
             recv_sge_max: 1,
+            inline_bytes: 0,
         };
         let qp = host.create_qp(id, &pd, &config).unwrap();
         let param = ConnectParam {

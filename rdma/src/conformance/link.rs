@@ -127,6 +127,7 @@ impl World<'_> {
             },
             send_sge_max: sge_max,
             recv_sge_max: sge_max,
+            inline_bytes: 64,
         };
         let pd = Rc::clone(pd);
         let qp = Pair::from(self.end(side).cm.create_qp(id, &pd, &config)?);

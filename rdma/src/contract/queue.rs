@@ -127,6 +127,9 @@ pub struct QpConfig {
     pub send_sge_max: u32,
     /// Most SGEs of a receive.
     pub recv_sge_max: u32,
+    /// Bytes of data that a send work request is to carry itself (`max_inline_data`), which saves a
+    /// device an access to memory; a device that has less carries none.
+    pub inline_bytes: u32,
 }
 
 /// State of a queue pair.

@@ -15,8 +15,7 @@ use super::receives::{Receives, check_sges};
 use crate::contract::{
     Access, PostError, QpNum, QpState, QueuePair, RKey, Remote, SendOp, SendWr, Sge, WcOpcode,
 };
-use crate::direct::WriteSource;
-use crate::pair::LENT_HEAD_BYTES;
+use crate::direct::{WriteSource, ZERO_COPY_HEAD_BYTES_MAX};
 
 /// What the program holds of a queue pair.
 pub(crate) struct QpHandle {
@@ -194,12 +193,15 @@ impl QpHandle {
     }
 
     /// As [`Pair::enable_zero_copy_receive`](crate::Pair::enable_zero_copy_receive).
-    pub(crate) fn enable_zero_copy_receive(&mut self) {
-        self.cell.borrow_mut().core.rx.lent.wanted = true;
+    pub(crate) fn enable_zero_copy_receive(&mut self, head_bytes: u32) {
+        self.cell.borrow_mut().core.rx.lent.enable(head_bytes);
     }
 
     /// As [`Pair::zero_copy_head`](crate::Pair::zero_copy_head).
-    pub(crate) fn zero_copy_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+    pub(crate) fn zero_copy_head(
+        &mut self,
+        message: u64,
+    ) -> Option<[u8; ZERO_COPY_HEAD_BYTES_MAX]> {
         self.with_lent(|qp| qp.core.zero_copy_head(message))
     }
 

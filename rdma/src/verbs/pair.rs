@@ -152,6 +152,7 @@ impl Core {
             recv_wr_max: if own > 0 { (own + 1).min(wr_max) } else { 0 },
             send_sge_max: config.send_sge_max,
             recv_sge_max: config.recv_sge_max,
+            inline_bytes: config.inline_bytes,
         };
         let parts = Parts {
             id: Rc::clone(id),

@@ -97,6 +97,7 @@ impl Side {
             receives: ReceiveSource::Own(128),
             send_sge_max: 4,
             recv_sge_max: 4,
+            inline_bytes: 0,
         }
     }
 

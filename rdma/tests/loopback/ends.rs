@@ -203,6 +203,7 @@ impl Ends {
             receives: ReceiveSource::Own(32),
             send_sge_max: 2,
             recv_sge_max: 2,
+            inline_bytes: 0,
         };
         let pd = Rc::clone(pd);
         end.manager.create_qp(id, &pd, &config).unwrap()

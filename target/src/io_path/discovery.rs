@@ -79,6 +79,7 @@ mod tests {
             receives,
             send_sge_max: 1,
             recv_sge_max: 2,
+            inline_bytes: 0,
         };
         cm.create_qp(id, pd, &config).unwrap()
     }

@@ -52,6 +52,7 @@ impl WireHost {
             receives: ReceiveSource::Own(u32::from(entries)),
             send_sge_max: 1,
             recv_sge_max: 1,
+            inline_bytes: 0,
         };
         let mut qp = self
             .wire

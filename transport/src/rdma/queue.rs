@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use capstan_memory::{Buffer, RawBytes, Slab, SlabId};
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_rdma::Pair;
 use capstan_rdma::contract::{
     LKey, PostError, QpNum, QueuePair, RKey, Remote, SendOp, SendWr, Sge,
 };
-use capstan_rdma::{LENT_HEAD_BYTES, Pair};
+use capstan_rdma::direct::ZERO_COPY_HEAD_BYTES_MAX;
 use zerocopy::IntoBytes;
 
 use super::in_place::InPlaceReceives;
@@ -25,7 +26,7 @@ use crate::data::{CapsuleData, InPlace, Landed};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
 use crate::queue::Tag;
 
-const _: () = assert!(LENT_HEAD_BYTES == SQE_BYTES as usize);
+const _: () = assert!(SQE_BYTES as usize <= ZERO_COPY_HEAD_BYTES_MAX);
 
 /// The keys of the memory that a queue's work requests use.
 pub struct Keys {
@@ -137,7 +138,7 @@ impl Queue {
 
     /// The connection is accepted: capsules may stay where they arrive from now on.
     pub fn accepted(&mut self) {
-        self.qp.enable_zero_copy_receive();
+        self.qp.enable_zero_copy_receive(SQE_BYTES);
     }
 
     /// Posts receives that are its own.
@@ -194,7 +195,7 @@ impl Queue {
     /// The SQE of a capsule that has come and took no receive; `None` when the queue has ended.
     #[inline]
     pub(super) fn sqe_of(&mut self, message: u64) -> Option<[u8; SQE_BYTES as usize]> {
-        self.qp.zero_copy_head(message)
+        self.qp.zero_copy_head(message)?.first_chunk().copied()
     }
 
     /// What has come into a receive: the SQE, and the buffer with what is behind it. The receive is

@@ -59,6 +59,7 @@ impl End {
             receives,
             send_sge_max: 1,
             recv_sge_max: 2,
+            inline_bytes: 0,
         }
     }
 

@@ -175,6 +175,7 @@ impl Peer {
             receives: ReceiveSource::Own(entries.into()),
             send_sge_max: 1,
             recv_sge_max: 1,
+            inline_bytes: 0,
         };
         let mut qp = self.cm.create_qp(id, &pd, &config).unwrap();
         let receives: Vec<_> = (0..entries)

@@ -199,6 +199,7 @@ pub(super) fn more_than_the_device_has(fabric: &mut dyn Fabric) -> Outcome {
         receives: ReceiveSource::Own(4),
         send_sge_max: 1,
         recv_sge_max: 1,
+        inline_bytes: 64,
     };
     let (wr, sge) = (attributes.qp_wr_max, attributes.sge_max);
     let mut wrong = Vec::new();

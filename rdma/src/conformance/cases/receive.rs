@@ -13,7 +13,10 @@ use crate::contract::{
     PostError, QpState, QueuePair, SendWr, SharedReceiveQueue, Transport, WcOpcode, WcStatus,
 };
 use crate::direct::{WC_ZERO_COPY, works_in_kernel};
-use crate::pair::{LENT_HEAD_BYTES, Pair};
+use crate::pair::Pair;
+
+/// Bytes of the heads of messages that take no receive.
+const HEAD_BYTES: u32 = 64;
 
 /// Sends without a receive; a receive posted a little later takes the message.
 pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outcome {
@@ -64,19 +67,26 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
     const ROOM: usize = 30_000;
     /// Too short to be lent.
     const SHORT: usize = 10;
-    let (mut world, link) = World::connected(fabric)?;
-    for from in Side::BOTH {
+    for (from, told) in Side::BOTH
+        .map(|from| [(from, HEAD_BYTES), (from, 24)])
+        .concat()
+    {
+        let (mut world, link) = World::connected(fabric)?;
         let to = from.peer();
-        world.qp(link, to)?.enable_zero_copy_receive();
+        let qp = world.qp(link, to)?;
+        // Longer than any may be: nothing changes.
+        qp.enable_zero_copy_receive(65);
+        qp.enable_zero_copy_receive(told);
+        let head_bytes = told as usize;
         for (messages, takes) in [(1, true), (1, false), (3, true), (3, false)] {
             for len in [63, 64, 65, 1087, 1088, 4160, 8256, ROOM] {
                 let here = source(&world, from, messages * len, len as u64)?;
                 let more = source(&world, from, 600_000, 5)?;
                 let mut elsewhere = sink(&world, to, 600_000)?;
-                let mut head = sink(&world, to, messages * LENT_HEAD_BYTES)?;
+                let mut head = sink(&world, to, messages * head_bytes)?;
                 let mut data = sink(&world, to, messages * ROOM)?;
                 for at in 0..messages {
-                    let first = head.sge(at * LENT_HEAD_BYTES, LENT_HEAD_BYTES);
+                    let first = head.sge(at * head_bytes, head_bytes);
                     let sges = [first, data.sge(at * ROOM, ROOM)];
                     world.post_recv(link, to, at as u64, &sges)?;
                     let sges = [here.sge(at * len, len)];
@@ -90,7 +100,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
                     ensure_eq!(wc.status, WcStatus::Success, "{what}");
                     ensure_eq!(wc.byte_len as usize, len, "{what}");
                     let sent = here.shadow(at * len, len);
-                    let (first, rest) = sent.split_at(len.min(LENT_HEAD_BYTES));
+                    let (first, rest) = sent.split_at(len.min(head_bytes));
                     let qp = world.qp(link, to)?;
                     let receive = if wc.opcode == WC_ZERO_COPY {
                         take_or_land(qp, wc.wr_id, (first, rest), takes, &what)?
@@ -102,7 +112,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
                         // A message takes the oldest receive, whichever that is.
                         ensure_eq!(receive, landed, "{what}: its receive");
                         let receive = usize::try_from(receive).unwrap_or(usize::MAX);
-                        head.expect(receive * LENT_HEAD_BYTES, first);
+                        head.expect(receive * head_bytes, first);
                         data.expect(receive * ROOM, rest);
                         landed += 1;
                     }
@@ -125,17 +135,18 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
                     world.received(link, to, receive, SHORT)?;
                     world.success(link, from, 10, WcOpcode::Send)?;
                     // Bytes behind the message may have any value: the device had the receive.
-                    let now = head.read(at * LENT_HEAD_BYTES, LENT_HEAD_BYTES);
-                    head.expect(at * LENT_HEAD_BYTES, &now);
-                    head.expect(at * LENT_HEAD_BYTES, more.shadow(0, SHORT));
+                    let now = head.read(at * head_bytes, head_bytes);
+                    head.expect(at * head_bytes, &now);
+                    head.expect(at * head_bytes, more.shadow(0, SHORT));
                 }
                 elsewhere.check("an RDMA WRITE behind messages that are lent")?;
                 head.check("the first SGE beside messages that may be lent")?;
                 data.check("data that was not taken")?;
             }
         }
+        world.silent(link)?;
     }
-    world.silent(link)
+    Ok(())
 }
 
 /// Takes a message that was lent, or puts it into a receive; returns which.
@@ -148,7 +159,8 @@ fn take_or_land(
     what: &str,
 ) -> Outcome<Option<u64>> {
     let head = qp.zero_copy_head(message);
-    ensure!(head.is_some_and(|head| head == first), "{what}: its head");
+    let same = head.is_some_and(|head| head.starts_with(first));
+    ensure!(same, "{what}: its head");
     let mut receive = None;
     if !rest.is_empty() {
         let mut seen = None;
@@ -196,7 +208,7 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
             } else {
                 (None, world.connect(&LinkOptions::default())?)
             };
-            world.qp(link, to)?.enable_zero_copy_receive();
+            world.qp(link, to)?.enable_zero_copy_receive(HEAD_BYTES);
             let here = source(&world, from, 2 * LEN, 7)?;
             let mut inbox = sink(&world, to, LEN)?;
             let sges = [inbox.sge(0, LEN)];
@@ -213,7 +225,7 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
                     return Err(Stop::NotApplicable("nothing is lent here".into()));
                 }
                 nothing_comes(&mut world, link, to, "two messages have one receive")?;
-                let (head, rest) = here.shadow(0, LEN).split_at(LENT_HEAD_BYTES);
+                let (head, rest) = here.shadow(0, LEN).split_at(HEAD_BYTES as usize);
                 let qp = world.qp(link, to)?;
                 let landed = take_or_land(qp, first.wr_id, (head, rest), takes, "the first")?;
                 if !takes {
@@ -225,7 +237,7 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
                 }
                 let second = world.completion(link, to, "the second message")?;
                 ensure_eq!(second.opcode, WC_ZERO_COPY, "the second");
-                let (head, rest) = here.shadow(LEN, LEN).split_at(LENT_HEAD_BYTES);
+                let (head, rest) = here.shadow(LEN, LEN).split_at(HEAD_BYTES as usize);
                 let qp = world.qp(link, to)?;
                 take_or_land(qp, second.wr_id, (head, rest), true, "the second")?;
                 world.success(link, from, 1, WcOpcode::Send)?;
@@ -247,7 +259,7 @@ pub(super) fn a_lent_message_keeps_a_shared_receive(fabric: &mut dyn Fabric) -> 
         let [first, second] = links[..] else {
             return Err(Stop::failed("two connections were asked for"));
         };
-        world.qp(first, to)?.enable_zero_copy_receive();
+        world.qp(first, to)?.enable_zero_copy_receive(HEAD_BYTES);
         let here = source(&world, from, LEN, 7)?;
         let mut inbox = sink(&world, to, LEN)?;
         let out = [here.sge(0, LEN)];
@@ -262,7 +274,7 @@ pub(super) fn a_lent_message_keeps_a_shared_receive(fabric: &mut dyn Fabric) -> 
             world.post_now(second, from, &send(2, &out))?;
             nothing_comes(&mut world, second, to, "the receive is kept for another")?;
             if takes {
-                let (head, rest) = here.shadow(0, LEN).split_at(LENT_HEAD_BYTES);
+                let (head, rest) = here.shadow(0, LEN).split_at(HEAD_BYTES as usize);
                 let qp = world.qp(first, to)?;
                 take_or_land(qp, lent.wr_id, (head, rest), true, "the first")?;
             } else {

@@ -9,7 +9,9 @@ use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
 use crate::contract::{CompletionQueue, WcStatus, WorkCompletion};
 use crate::direct::WC_ZERO_COPY;
 use crate::iwarp::QpHandle;
-use crate::pair::LENT_HEAD_BYTES;
+
+/// Bytes of the heads of messages that take no receive.
+pub(super) const HEAD_BYTES: u32 = 64;
 
 /// Identifier of the first work request of the send queue, which is an RDMA Read.
 pub(super) const FIRST_SEND: u64 = 100;
@@ -71,7 +73,7 @@ impl Ledger {
         let count = self.poll_with(cq, |done| {
             let message = done.wr_id;
             assert!(done.byte_len <= RECEIVE_BYTES, "{done:?}");
-            let data_bytes = done.byte_len as usize - LENT_HEAD_BYTES;
+            let data_bytes = (done.byte_len - HEAD_BYTES) as usize;
             assert!(qp.zero_copy_head(message).is_some(), "{done:?}");
             let took = data_bytes != 0
                 && qp.take_zero_copy(message, &mut |bytes| {

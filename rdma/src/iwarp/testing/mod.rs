@@ -22,7 +22,7 @@ use stream::{Choices, Composer};
 use super::link::Link;
 use super::link::pipe::TestPipe;
 use crate::contract::{QpState, QueuePair};
-use ledger::Ledger;
+use ledger::{HEAD_BYTES, Ledger};
 
 pub use shared::receive_shared;
 
@@ -43,7 +43,7 @@ pub fn receive(data: &[u8]) {
     Stage::with(|stage| {
         let mut scene = Scene::new(stage, Link::Pipe(TestPipe::empty()), agreed);
         if flags & 4 != 0 {
-            scene.qp.enable_zero_copy_receive();
+            scene.qp.enable_zero_copy_receive(HEAD_BYTES);
         }
         // Small steps are for short streams, or an execution takes too long.
         let length_max = (step * 200).min(100_000);

@@ -281,6 +281,7 @@ fn qp_config(cq: &Rc<dyn CompletionQueue>) -> QpConfig {
         receives: ReceiveSource::Own(16),
         send_sge_max: 2,
         recv_sge_max: 3,
+        inline_bytes: 0,
     }
 }
 

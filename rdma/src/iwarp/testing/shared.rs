@@ -1,6 +1,6 @@
 //! A peer on this machine, in the same memory.
 
-use super::ledger::Ledger;
+use super::ledger::{HEAD_BYTES, Ledger};
 use super::peer::{Brings, End};
 use super::scene::{Agreed, Scene, Stage};
 use super::stream::{Choices, Composer};
@@ -60,7 +60,7 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
     let mut scene = Scene::new(stage, link, agreed);
     let invitation = invited.then(|| stage.engine.invite(&scene.qp.cell).expect("a rendezvous"));
     if lends {
-        scene.qp.enable_zero_copy_receive();
+        scene.qp.enable_zero_copy_receive(HEAD_BYTES);
     }
     let mut ledger = Ledger::new();
     let mut composer = Composer::new(&scene, false);

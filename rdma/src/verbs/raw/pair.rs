@@ -13,9 +13,6 @@ use super::memory::Pd;
 use super::receive::Srq;
 use super::{errno, left_behind};
 
-/// Bytes of inline data requested: a command capsule (64) or a response (16) without data.
-const INLINE_BYTES: u32 = 64;
-
 /// How large to make a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Size {
@@ -24,6 +21,7 @@ pub(in crate::verbs) struct Size {
     pub(in crate::verbs) recv_wr_max: u32,
     pub(in crate::verbs) send_sge_max: u32,
     pub(in crate::verbs) recv_sge_max: u32,
+    pub(in crate::verbs) inline_bytes: u32,
 }
 
 /// What a queue pair is made with.
@@ -57,11 +55,12 @@ impl Pair {
     /// Makes the queue pair of an id.
     pub(in crate::verbs) fn new(parts: Parts, size: Size) -> io::Result<Self> {
         // A device without inline data, or with less, refuses to make the queue pair.
-        Self::make(&parts, size, INLINE_BYTES)
+        Self::make(&parts, size, size.inline_bytes)
             .or_else(|_| Self::make(&parts, size, 0))
             .map(|(qp, inline_bytes_max)| Self {
                 qp,
-                inline_bytes_max,
+                // Some devices have more than was asked for, which would be memory for nothing.
+                inline_bytes_max: inline_bytes_max.min(size.inline_bytes),
                 parts,
             })
     }
@@ -108,7 +107,7 @@ impl Pair {
 
     /// Most bytes that a work request can carry itself.
     pub(in crate::verbs) fn inline_bytes_max(&self) -> usize {
-        self.inline_bytes_max.min(INLINE_BYTES) as usize
+        self.inline_bytes_max as usize
     }
 
     pub(in crate::verbs) fn id(&self) -> &Id {

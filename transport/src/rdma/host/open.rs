@@ -8,6 +8,7 @@ use super::connection::{Connection, ConnectionParts, RingSizes};
 use super::device::DeviceContext;
 use super::wire::{HostWire, ended};
 use crate::host::{HostEnd, HostEvent, OpenError, OpenQueue};
+use crate::limits::INLINE_BYTES;
 
 /// Receiver-not-ready retries: for ever. The controller posts its receives before it accepts, so a
 /// not-ready receiver is a short queue, not a dead one; the I/O timeout bounds the wait.
@@ -178,6 +179,7 @@ impl HostWire {
             receives: ReceiveSource::Own(u32::from(sizes.responses)),
             send_sge_max: 2.min(attributes.sge_max),
             recv_sge_max: 1,
+            inline_bytes: INLINE_BYTES,
         };
         let qp = self
             .cm

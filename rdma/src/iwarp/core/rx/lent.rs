@@ -13,6 +13,7 @@ use capstan_memory::RawBytes;
 
 use super::{FpduPhase, MEMORY_BULK_BYTES, Message, Received, Rx, spare};
 use crate::contract::Access;
+use crate::direct::ZERO_COPY_HEAD_BYTES_MAX;
 use crate::iwarp::core::IwarpCore;
 use crate::iwarp::core::tx::each_span;
 use crate::iwarp::fatal::Fatal;
@@ -20,19 +21,19 @@ use crate::iwarp::piece::Piece;
 use crate::iwarp::receives::Receive;
 use crate::iwarp::stag::StagTable;
 use crate::iwarp::wire::ddp::Segment;
-use crate::pair::LENT_HEAD_BYTES;
 
 /// Lent messages with data after which a run receives nothing more: two stream buffers of thirty
 /// capsules with 4 KiB each. A target takes 128 completions at once, half of them of its own Sends;
 /// what it does not get to is copied.
 const ENOUGH: usize = 32;
-const HEAD_BYTES: u32 = 64;
-const _: () = assert!(HEAD_BYTES as usize == LENT_HEAD_BYTES);
+
+/// The line that a head is at the start of.
+type Line = [u8; ZERO_COPY_HEAD_BYTES_MAX];
 
 /// A message that is lent.
 struct Loan {
     message: u64,
-    head: [u8; LENT_HEAD_BYTES],
+    head: Line,
     data: Option<Data>,
 }
 
@@ -67,7 +68,9 @@ pub(in crate::iwarp) struct Lending<'c> {
 #[derive(Default)]
 pub(in crate::iwarp) struct Lent {
     /// The program wants messages to be lent.
-    pub wanted: bool,
+    wanted: bool,
+    /// Bytes of their heads.
+    head_bytes: u32,
     /// The engine knows that something has to be given back.
     known: bool,
     /// The number of the last message.
@@ -87,6 +90,13 @@ pub(in crate::iwarp) struct Lent {
 }
 
 impl Lent {
+    /// As [`Pair::enable_zero_copy_receive`](crate::Pair::enable_zero_copy_receive).
+    pub(in crate::iwarp) fn enable(&mut self, head_bytes: u32) {
+        if !self.wanted && head_bytes as usize <= ZERO_COPY_HEAD_BYTES_MAX {
+            (self.wanted, self.head_bytes) = (true, head_bytes);
+        }
+    }
+
     /// Whether anything was lent since the last time everything was given back: taken or not, its
     /// room in the ring is in use.
     pub(in crate::iwarp) fn is_new(&mut self) -> bool {
@@ -110,7 +120,7 @@ impl Lent {
 
     /// Adds a message; returns its number.
     #[inline]
-    fn add(&mut self, head: [u8; LENT_HEAD_BYTES], data: Option<Data>) -> u64 {
+    fn add(&mut self, head: Line, data: Option<Data>) -> u64 {
         self.last += 1;
         self.data += usize::from(data.is_some());
         self.loans.push_back(Loan {
@@ -218,8 +228,9 @@ impl IwarpCore {
         };
         let message = self.rx.message.as_ref()?;
         let whole = header.control.last() && message.received_bytes == 0 && message.lent.is_none();
-        let before = HEAD_BYTES.checked_sub(partial.placed_bytes)?;
-        let data_bytes = partial.payload_bytes.checked_sub(HEAD_BYTES)?;
+        let head_bytes = self.rx.lent.head_bytes;
+        let before = head_bytes.checked_sub(partial.placed_bytes)?;
+        let data_bytes = partial.payload_bytes.checked_sub(head_bytes)?;
         let able = self.rx.phase == FpduPhase::Payload && !self.rx.crc && whole;
         (able
             && data_bytes >= MEMORY_BULK_BYTES
@@ -235,13 +246,13 @@ impl IwarpCore {
         base: NonNull<u8>,
         data_bytes: u32,
     ) -> Result<(), Fatal> {
-        let mut head = [0; LENT_HEAD_BYTES];
+        let mut head = [0; ZERO_COPY_HEAD_BYTES_MAX];
         let mut rest = head.as_mut_slice();
         self.each_target_of(
             stags,
             &self.rx.partial.segment,
             0,
-            HEAD_BYTES,
+            self.rx.lent.head_bytes,
             &mut |span| {
                 let (now, later) = std::mem::take(&mut rest).split_at_mut(span.len_bytes());
                 span.copy_to(now);
@@ -272,7 +283,9 @@ impl IwarpCore {
         };
         let whole = header.control.last() && self.rx.message.is_none();
         let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let data_bytes = payload_bytes - HEAD_BYTES;
+        // The payload is a line at least.
+        let head_bytes = self.rx.lent.head_bytes;
+        let data_bytes = payload_bytes - head_bytes;
         let worth = data_bytes == 0 || data_bytes >= MEMORY_BULK_BYTES;
         if !(self.rx.lent.wanted && whole && worth) {
             return Ok(false);
@@ -284,7 +297,7 @@ impl IwarpCore {
         let data = (data_bytes != 0).then(|| Data {
             from: Held::Buffer {
                 index: self.rx.lent.buffers.len(),
-                offset: self.rx.start + segment.header_bytes() + LENT_HEAD_BYTES,
+                offset: self.rx.start + segment.header_bytes() + head_bytes as usize,
             },
             len_bytes: data_bytes,
         });
@@ -299,10 +312,7 @@ impl IwarpCore {
 
     /// As [`Pair::zero_copy_head`](crate::Pair::zero_copy_head).
     #[inline]
-    pub(in crate::iwarp) fn zero_copy_head(
-        &mut self,
-        message: u64,
-    ) -> Option<[u8; LENT_HEAD_BYTES]> {
+    pub(in crate::iwarp) fn zero_copy_head(&mut self, message: u64) -> Option<Line> {
         let at = self.rx.lent.position(message)?;
         let loan = &self.rx.lent.loans[at];
         if loan.data.is_some() {
@@ -370,7 +380,8 @@ impl IwarpCore {
         let taken = self.receives.take(&mut receive);
         if taken {
             let data = loan.data.as_ref();
-            let len_bytes = HEAD_BYTES + data.map_or(0, |data| data.len_bytes);
+            let head_bytes = self.rx.lent.head_bytes as usize;
+            let len_bytes = self.rx.lent.head_bytes + data.map_or(0, |data| data.len_bytes);
             let data = data.map(|data| self.rx.lent_bytes(data));
             let mut at = 0;
             let (pd, sges) = (self.asker.pd, &receive.sges);
@@ -383,10 +394,10 @@ impl IwarpCore {
                 len_bytes,
                 Access::LOCAL_WRITE,
                 &mut |span| {
-                    let (head, behind) = span.split_at(LENT_HEAD_BYTES.saturating_sub(at));
-                    head.copy_from(loan.head.get(at..).unwrap_or_default());
+                    let (head, behind) = span.split_at(head_bytes.saturating_sub(at));
+                    head.copy_from(loan.head.get(at..head_bytes).unwrap_or_default());
                     if let Some(data) = &data {
-                        let skip = (at + head.len_bytes()).saturating_sub(LENT_HEAD_BYTES);
+                        let skip = (at + head.len_bytes()).saturating_sub(head_bytes);
                         behind.copy_from_raw(data.skip(skip));
                     }
                     at += span.len_bytes();
