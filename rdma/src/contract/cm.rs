@@ -13,7 +13,8 @@ use super::queue::{Device, QpConfig, QueuePair};
 /// Most private data any transport carries, in bytes (`struct rdma_conn_param`: a `u8` length).
 pub const PRIVATE_DATA_MAX: usize = 255;
 
-/// Names a listener or a connection within one [`ConnectionManager`]; never reused.
+/// Names a listener or a connection (`struct rdma_cm_id`) within one [`ConnectionManager`]; never
+/// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CmId(pub u64);
 
@@ -85,7 +86,7 @@ pub enum RejectReason {
     },
 }
 
-/// What happened to an id.
+/// What happened to an id (`enum rdma_cm_event_type`).
 #[derive(Clone, Debug)]
 pub enum CmEventKind {
     /// Address and route are resolved: [`ConnectionManager::device`] has the device, and a QP can
@@ -124,7 +125,7 @@ pub enum CmEventKind {
     DeviceRemoved,
 }
 
-/// A connection-manager event.
+/// A connection-manager event (`struct rdma_cm_event`).
 #[derive(Clone, Debug)]
 pub struct CmEvent {
     /// The id it is about.
@@ -134,7 +135,7 @@ pub struct CmEvent {
 }
 
 /// A connection request on its way to another thread's [`ConnectionManager`] of the same provider
-/// (`rdma_migrate_id`). Dropping it refuses the peer.
+/// (rdma_migrate_id(3)). Dropping it refuses the peer.
 pub struct MigratedId(
     /// The provider's own state of the request.
     pub Box<dyn Any + Send>,
@@ -151,14 +152,16 @@ impl fmt::Debug for MigratedId {
 /// No call blocks. Timeouts are reported as events; `now_us` is monotonic microseconds. (`Any`: as
 /// for [`QueuePair`].)
 pub trait ConnectionManager: Any {
-    /// Listens at `addr` (port 0 picks one). Returns the address that was bound.
+    /// Listens at `addr` (port 0 picks one). Returns the address that was bound (rdma_create_id(3),
+    /// rdma_bind_addr(3), rdma_listen(3)).
     ///
     /// # Errors
     /// Address in use, not of this machine, or no resources.
     fn listen(&mut self, addr: SocketAddr, backlog: u32) -> Result<(CmId, SocketAddr), CmError>;
 
-    /// Starts resolving `destination`, from `source` when given. Leads to [`CmEventKind::Resolved`]
-    /// or [`CmEventKind::Failed`] within `timeout_us`.
+    /// Starts resolving `destination`, from `source` when given (rdma_create_id(3),
+    /// rdma_resolve_addr(3), rdma_resolve_route(3)). Leads to [`CmEventKind::Resolved`] or
+    /// [`CmEventKind::Failed`] within `timeout_us`.
     ///
     /// # Errors
     /// What can be found at once.
@@ -170,14 +173,14 @@ pub trait ConnectionManager: Any {
         now_us: u64,
     ) -> Result<CmId, CmError>;
 
-    /// The device behind a resolved or requested connection. Two ids on one device get the same
-    /// `Rc`, so it can be the key of per-device resources.
+    /// The device behind a resolved or requested connection (`verbs` of its id). Two ids on one
+    /// device get the same `Rc`, so it can be the key of per-device resources.
     fn device(&self, id: CmId) -> Option<Rc<dyn Device>>;
 
-    /// Addresses of a connection: local, peer.
+    /// Addresses of a connection: local, peer (rdma_get_local_addr(3), rdma_get_peer_addr(3)).
     fn addresses(&self, id: CmId) -> Option<(SocketAddr, SocketAddr)>;
 
-    /// Makes the queue pair of a resolved or requested connection.
+    /// Makes the queue pair of a resolved or requested connection (rdma_create_qp(3)).
     ///
     /// # Errors
     /// Unknown id, or no resources.
@@ -188,7 +191,8 @@ pub trait ConnectionManager: Any {
         config: &QpConfig,
     ) -> Result<Box<dyn QueuePair>, RdmaError>;
 
-    /// Connects. Leads to `Established`, `Rejected` or `Failed` within `timeout_us`.
+    /// Connects (rdma_connect(3)). Leads to `Established`, `Rejected` or `Failed` within
+    /// `timeout_us`.
     ///
     /// # Errors
     /// Unknown id, no queue pair, or private data too long for the transport.
@@ -200,17 +204,18 @@ pub trait ConnectionManager: Any {
         now_us: u64,
     ) -> Result<(), CmError>;
 
-    /// Accepts a connection request. Leads to `Established` or `Failed`/`Disconnected`.
+    /// Accepts a connection request (rdma_accept(3)). Leads to `Established` or
+    /// `Failed`/`Disconnected`.
     ///
     /// # Errors
     /// Unknown id, no queue pair, or the peer has gone.
     fn accept(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError>;
 
-    /// Refuses a connection request and forgets the id.
+    /// Refuses a connection request (rdma_reject(3)) and forgets the id.
     fn reject(&mut self, id: CmId, private_data: &PrivateData);
 
-    /// Ends a connection: the queue pair goes to the error state, everything outstanding is
-    /// flushed, and `Disconnected` follows on both sides.
+    /// Ends a connection (rdma_disconnect(3)): the queue pair goes to the error state, everything
+    /// outstanding is flushed, and `Disconnected` follows on both sides.
     fn disconnect(&mut self, id: CmId);
 
     /// Aborts a connection: as [`ConnectionManager::disconnect`], but without an orderly end. What
@@ -219,35 +224,39 @@ pub trait ConnectionManager: Any {
     /// queue pair is dropped, which is an orderly end.
     ///
     /// A connection that has ended and still lingers ends at once. A device in hardware or in the
-    /// kernel is told to stop (the queue pair goes to the error state); siw then leaves to TCP what
-    /// TCP has.
+    /// kernel is told to stop (ibv_modify_qp(3), to `IBV_QPS_ERR`); siw then leaves to TCP what TCP
+    /// has.
     fn abort(&mut self, id: CmId);
 
-    /// Forgets an id (listener or connection). The queue pair must have been dropped before.
+    /// Forgets an id (listener or connection; rdma_destroy_id(3)). The queue pair must have been
+    /// dropped before.
     fn destroy(&mut self, id: CmId);
 
-    /// Takes a connection request out of this manager for another thread's.
+    /// Takes a connection request out of this manager for another thread's (rdma_migrate_id(3)).
     ///
     /// # Errors
     /// Unknown id, or one that already has a queue pair.
     fn migrate(&mut self, id: CmId) -> Result<MigratedId, CmError>;
 
-    /// Takes over a request that another thread's manager of the same provider gave away.
+    /// Takes over a request that another thread's manager of the same provider gave away
+    /// (rdma_migrate_id(3)).
     ///
     /// # Errors
     /// From another provider, or the peer has gone.
     fn adopt(&mut self, id: MigratedId) -> Result<CmId, CmError>;
 
-    /// The next event, if any.
+    /// The next event, if any (rdma_get_cm_event(3), rdma_ack_cm_event(3)).
     fn poll(&mut self, now_us: u64) -> Option<CmEvent>;
 
     /// As [`CompletionQueue::arm`](super::CompletionQueue::arm), for events.
     #[must_use = "waiting when something is ready loses it until the next wake-up"]
     fn arm(&mut self) -> bool;
 
-    /// Becomes readable after [`ConnectionManager::arm`] when there is something to poll.
+    /// Becomes readable after [`ConnectionManager::arm`] when there is something to poll (`fd` of
+    /// rdma_create_event_channel(3)).
     fn fd(&self) -> RawFd;
 
-    /// When `poll` must be called next even if the descriptor is not readable.
+    /// When `poll` must be called next even if the descriptor is not readable: timeouts are given
+    /// in the calls above, and librdmacm has none for a connect.
     fn next_deadline_us(&self) -> Option<u64>;
 }

@@ -49,11 +49,11 @@ pub struct LKey(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RKey(pub u32);
 
-/// A protection domain: keys work only with queue pairs of the same domain. (`Any`: as for
-/// [`CompletionQueue`](super::CompletionQueue).)
+/// A protection domain (`struct ibv_pd`): keys work only with queue pairs of the same domain.
+/// (`Any`: as for [`CompletionQueue`](super::CompletionQueue).)
 pub trait ProtectionDomain: Any {
-    /// Registers `len_bytes` of `slab` from `offset_bytes` with `access`. The region keeps the slab
-    /// mapped; the keys die with the region.
+    /// Registers `len_bytes` of `slab` from `offset_bytes` with `access` (ibv_reg_mr(3)). The
+    /// region keeps the slab mapped; the keys die with the region, whose drop is ibv_dereg_mr(3).
     ///
     /// # Errors
     /// Range outside the slab, `REMOTE_WRITE` without `LOCAL_WRITE`, no resources, or
@@ -66,7 +66,7 @@ pub trait ProtectionDomain: Any {
         access: Access,
     ) -> Result<Rc<dyn MemoryRegion>, RdmaError>;
 
-    /// Allocates an unbound type 2 memory window.
+    /// Allocates an unbound type 2 memory window (ibv_alloc_mw(3)).
     ///
     /// [`DeviceAttributes`]: super::DeviceAttributes
     ///
@@ -74,7 +74,8 @@ pub trait ProtectionDomain: Any {
     /// The device has no windows ([`DeviceAttributes`], `memory_windows`), or none left.
     fn allocate_window(&self) -> Result<Box<dyn MemoryWindow>, RdmaError>;
 
-    /// Creates a shared receive queue of `depth` receives of up to `sge_max` SGEs.
+    /// Creates a shared receive queue of `depth` receives of up to `sge_max` SGEs
+    /// (ibv_create_srq(3)).
     ///
     /// # Errors
     /// No resources, or more than the device has.
@@ -85,7 +86,7 @@ pub trait ProtectionDomain: Any {
     fn id(&self) -> u32;
 }
 
-/// Registered memory.
+/// Registered memory (`struct ibv_mr`).
 pub trait MemoryRegion {
     /// Key for SGEs.
     fn lkey(&self) -> LKey;
@@ -97,10 +98,11 @@ pub trait MemoryRegion {
     fn len_bytes(&self) -> usize;
 }
 
-/// A type 2 memory window: a key for a piece of a region, bound and invalidated by work requests.
-/// A bound key works on the queue pair it was bound on only. Dropping the window ends the key.
+/// A type 2 memory window (`struct ibv_mw`): a key for a piece of a region, bound and invalidated
+/// by work requests. A bound key works on the queue pair it was bound on only. Dropping the window
+/// ends the key.
 pub trait MemoryWindow {
     /// The key the next [`SendOp::BindWindow`](super::SendOp::BindWindow) of this window must
-    /// carry: a fresh one each call, so that a late use of an old key fails (`ibv_inc_rkey`).
+    /// carry: a fresh one each call, so that a late use of an old key fails (ibv_inc_rkey(3)).
     fn next_rkey(&mut self) -> RKey;
 }

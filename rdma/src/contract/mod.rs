@@ -1,4 +1,6 @@
-//! The contract between Capstan and an RDMA provider, in verbs terms.
+//! The contract between Capstan and an RDMA provider: what libibverbs and librdmacm have. Each call
+//! says which of theirs it is, by its manual page; what a provider has beyond them is in
+//! [`direct`](crate::direct).
 //!
 //! From beginning to end: a [`ConnectionManager`] listens or resolves; a [`CmId`] names one
 //! connection; its [`Device`] gives a [`ProtectionDomain`] and a [`CompletionQueue`]; memory is

@@ -8,11 +8,11 @@ use super::error::{PostError, RdmaError};
 use super::memory::ProtectionDomain;
 use super::work::{SendWr, Sge, WorkCompletion};
 
-/// A queue pair's number within its provider.
+/// A queue pair's number within its provider (`qp_num`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QpNum(pub u32);
 
-/// The kind of fabric under a device.
+/// The kind of fabric under a device (`transport_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// InfiniBand or RoCE.
@@ -23,7 +23,8 @@ pub enum Transport {
     Loopback,
 }
 
-/// What a device can do; always queried, never assumed.
+/// What a device can do; always queried, never assumed (`struct ibv_device_attr` and
+/// `struct ibv_port_attr`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// Name, as `rdma link` shows it.
@@ -58,21 +59,24 @@ pub struct DeviceAttributes {
 
 /// An opened RDMA device.
 pub trait Device {
-    /// Its capabilities.
+    /// Its capabilities (ibv_query_device(3), ibv_query_port(3)).
     fn attributes(&self) -> &DeviceAttributes;
 
-    /// Whether it is gone. The hardware is released when everything that was made of it has been
-    /// dropped; a connection made after its return has another [`Device`].
+    /// Whether it is gone (`IBV_EVENT_DEVICE_FATAL` of ibv_get_async_event(3),
+    /// `RDMA_CM_EVENT_DEVICE_REMOVAL` of rdma_get_cm_event(3)). The hardware is released when
+    /// everything that was made of it has been dropped; a connection made after its return has
+    /// another [`Device`].
     fn is_removed(&self) -> bool;
 
-    /// Allocates a protection domain.
+    /// Allocates a protection domain (ibv_alloc_pd(3)).
     ///
     /// # Errors
     /// No resources.
     fn allocate_pd(&self) -> Result<Rc<dyn ProtectionDomain>, RdmaError>;
 
-    /// Creates a completion queue of `depth` entries. Its users keep the number of outstanding work
-    /// requests within it.
+    /// Creates a completion queue of `depth` entries, with a channel of its own (ibv_create_cq(3),
+    /// ibv_create_comp_channel(3)). Its users keep the number of outstanding work requests within
+    /// it.
     ///
     /// # Errors
     /// No resources, or more entries than the device has.
@@ -81,22 +85,24 @@ pub trait Device {
 
 /// A completion queue. (`Any`: a provider finds its own type in a [`QpConfig`] by upcasting.)
 pub trait CompletionQueue: Any {
-    /// Takes up to `out.len()` completions; returns how many. A software provider makes progress
-    /// (sends, receives, places data) inside this call.
+    /// Takes up to `out.len()` completions; returns how many (ibv_poll_cq(3)). A software provider
+    /// makes progress (sends, receives, places data) inside this call.
     fn poll(&self, out: &mut [WorkCompletion]) -> usize;
 
-    /// Asks for the fd to become readable at the next completion. `true` when there may be
-    /// completions already: poll again instead of waiting.
+    /// Asks for the fd to become readable at the next completion (ibv_req_notify_cq(3), and
+    /// ibv_get_cq_event(3) for the last one). `true` when there may be completions already: poll
+    /// again instead of waiting.
     #[must_use = "waiting when something is ready loses it until the next wake-up"]
     fn arm(&self) -> bool;
 
-    /// Becomes readable after [`CompletionQueue::arm`] when there is something to poll.
+    /// Becomes readable after [`CompletionQueue::arm`] when there is something to poll (`fd` of
+    /// ibv_create_comp_channel(3)).
     fn fd(&self) -> RawFd;
 }
 
 /// Receives shared by several queue pairs. (`Any`: as for [`CompletionQueue`].)
 pub trait SharedReceiveQueue: Any {
-    /// Posts a receive.
+    /// Posts a receive (ibv_post_srq_recv(3)).
     ///
     /// # Errors
     /// Queue full, or an SGE outside its region.
@@ -112,7 +118,8 @@ pub enum ReceiveSource {
     Shared(Rc<dyn SharedReceiveQueue>),
 }
 
-/// How to make a queue pair (reliable connected; selective signalling).
+/// How to make a queue pair (reliable connected; selective signalling): `struct ibv_qp_init_attr`
+/// of rdma_create_qp(3).
 #[derive(Clone)]
 pub struct QpConfig {
     /// Completions of sends.
@@ -132,7 +139,7 @@ pub struct QpConfig {
     pub inline_bytes: u32,
 }
 
-/// State of a queue pair.
+/// State of a queue pair (`enum ibv_qp_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
     /// Made; receives may be posted.
@@ -143,30 +150,32 @@ pub enum QpState {
     Error,
 }
 
-/// A reliable connected queue pair. Dropping it ends the connection and all access to memory
-/// through it before the drop returns; completions not yet polled are lost. (`Any`: a
-/// [`Pair`](crate::Pair) finds the provider's own type by upcasting.)
+/// A reliable connected queue pair. Dropping it (ibv_destroy_qp(3)) ends the connection and all
+/// access to memory through it before the drop returns; completions not yet polled are lost.
+/// (`Any`: a [`Pair`](crate::Pair) finds the provider's own type by upcasting.)
 pub trait QueuePair: Any {
-    /// Its number, as completions carry it.
+    /// Its number, as completions carry it (`qp_num`).
     fn num(&self) -> QpNum;
 
-    /// Its state.
+    /// Its state (ibv_query_qp(3)).
     fn state(&self) -> QpState;
 
-    /// Posts a receive on its own receive queue.
+    /// Posts a receive on its own receive queue (ibv_post_recv(3)).
     ///
     /// # Errors
     /// Queue full, an SGE outside its region, or the pair uses a shared receive queue. In the error
     /// state the receive is taken and flushed.
     fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError>;
 
-    /// Queues a send work request. Nothing moves until [`QueuePair::ring_doorbell`].
+    /// Adds a send work request to the list that the next [`QueuePair::ring_doorbell`] posts.
+    /// Nothing moves until then.
     ///
     /// # Errors
     /// Queue full, too many SGEs, or not connected. Key and bounds errors of the SGEs may be
     /// reported here or by a completion. In the error state the request is taken and flushed.
     fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
 
-    /// Hands everything posted since the last call to the device, in one go.
+    /// Hands everything posted since the last call to the device, in one go (ibv_post_send(3), of a
+    /// list).
     fn ring_doorbell(&mut self);
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::memory::{Access, LKey, RKey};
 use super::queue::QpNum;
 
-/// A piece of registered local memory.
+/// A piece of registered local memory (`struct ibv_sge`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
     /// First address.
@@ -16,7 +16,7 @@ pub struct Sge {
     pub lkey: LKey,
 }
 
-/// Where an RDMA WRITE or READ goes at the peer.
+/// Where an RDMA WRITE or READ goes at the peer (`wr.rdma` of `struct ibv_send_wr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
     /// Address (tagged offset in iWARP).
@@ -25,7 +25,7 @@ pub struct Remote {
     pub rkey: RKey,
 }
 
-/// What a send work request does.
+/// What a send work request does (`enum ibv_wr_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// Send into the peer's next receive.
@@ -63,7 +63,7 @@ pub enum SendOp {
     LocalInvalidate(RKey),
 }
 
-/// A send work request.
+/// A send work request (`struct ibv_send_wr` of ibv_post_send(3)).
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     /// Comes back in the completion.
@@ -145,7 +145,7 @@ pub enum WcOpcode {
     Driver1,
 }
 
-/// A work completion.
+/// A work completion (`struct ibv_wc` of ibv_poll_cq(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkCompletion {
     /// The work request's `wr_id`; of `Driver1`, what the provider's own calls say.
