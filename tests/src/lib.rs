@@ -6,6 +6,7 @@ pub mod disks;
 pub mod fio;
 pub mod host;
 pub mod lossy;
+pub mod one_image;
 pub mod place;
 pub mod process;
 pub mod program;
