@@ -121,7 +121,8 @@ fn enough(path: &Path) -> String {
                 "`lsblk {path}` shows what it is: a device without a medium, or that is not set up, has none"
             );
         }
-        format!("`truncate -s 1G {path}` makes a file of 1 GiB")
+        // It is empty, or was cut: what has known it says how long it was.
+        format!("`truncate --size=SIZE {path}` makes it as long as it is to be")
     })
 }
 

@@ -160,10 +160,16 @@ fn what_a_message_says_to_run_mends_it() {
     let message = problem(&text);
     assert!(message.contains("needs at least one LBA"), "{message}");
     let status = Command::new("sh")
-        .args(["-c", command(&message)])
+        .args(["-c", &command(&message).replace("SIZE", "1M")])
         .status()
         .unwrap();
     assert!(status.success(), "{message}");
+    is_accepted(&text);
+    fs::remove_file(&path).unwrap();
+    let message = problem(&text);
+    assert!(message.contains("makes a file of 1 GiB"), "{message}");
+    let status = Command::new("sh").args(["-c", command(&message)]).status();
+    assert!(status.unwrap().success(), "{message}");
     is_accepted(&text);
     // A name with a mistake, and the one that is meant.
     let wrong = text.replace("volume.img", "volum.img");

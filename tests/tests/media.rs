@@ -192,6 +192,24 @@ fn a_cut_is_known_to_the_next_target_until_it_is_cleared() {
     assert!(!bench.has_note());
 }
 
+/// It is told once how long the image is to be.
+#[test]
+fn check_of_an_image_cut_to_nothing_names_the_size_that_it_had() {
+    let bench = OneImage::new(MIB);
+    let daemon = bench.serve();
+    bench.resize(0);
+    daemon.wait_for_log(&["ERROR", "was cut from 1048576 to 0 bytes"]);
+    let check = bench.asked("check");
+    assert!(!check.status.success(), "{check:?}");
+    let said = String::from_utf8([check.stdout, check.stderr].concat()).unwrap();
+    let sizes: Vec<_> = said.split("`truncate ").skip(1).collect();
+    let [was, is_to_be] = &sizes[..] else {
+        panic!("{said}");
+    };
+    assert!(was.starts_with("--size=1048576 FILE`"), "{said}");
+    assert!(is_to_be.starts_with("--size=SIZE "), "{said}");
+}
+
 #[test]
 fn growth_to_no_whole_number_of_lbas_says_what_is_out_of_reach() {
     let bench = OneImage::new(2 * MIB);

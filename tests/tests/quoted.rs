@@ -57,7 +57,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 67] = [
+const STEPS: [(&str, Step); 68] = [
     (
         "chattr -{letters} {path}",
         In(HERE, "fn root_an_immutable_file"),
@@ -193,6 +193,10 @@ const STEPS: [(&str, Step); 67] = [
     (
         "truncate --size={before_bytes} FILE",
         In("tests/tests/media.rs", "truncate --size="),
+    ),
+    (
+        "truncate --size=SIZE {path}",
+        In("config/tests/next_steps.rs", "what_a_message_says_to_run"),
     ),
     (
         "truncate -s 1G {path}",
