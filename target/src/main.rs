@@ -1,5 +1,6 @@
 //! The `capstan-target` command.
 
+use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use capstan_config::{Config, Problems, ProviderChoice, QuickExport, Transports, first_of};
 use capstan_doctor::{Machine, Summary};
+use capstan_nvme_proto::text::Shown;
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
 use capstan_target::signals::{Held, outlive_file_size_limit};
@@ -23,7 +25,15 @@ fn main() -> ExitCode {
         );
         return ExitCode::FAILURE;
     }
-    let cli = match Cli::try_parse() {
+    let words: Vec<_> = std::env::args_os().collect();
+    let parsed = Cli::try_parse_from(&words).map_err(|error| {
+        // What is wrong is told of words that a terminal can show.
+        let again = Cli::try_parse_from(words.iter().map(shown)).err();
+        again
+            .filter(|again| again.kind() == error.kind())
+            .unwrap_or(error)
+    });
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
@@ -42,6 +52,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A word with what a terminal does not show escaped.
+fn shown(word: &OsString) -> OsString {
+    Shown(&word.to_string_lossy()).to_string().into()
 }
 
 /// EAGAIN: of a thread, that there are as many as there may be (pthread_create(3)).

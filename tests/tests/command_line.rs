@@ -55,6 +55,34 @@ fn has_ipv6() -> bool {
     found
 }
 
+/// Words that a terminal would obey, or that would begin a line of their own.
+#[test]
+fn what_cannot_be_shown_of_a_wrong_word_is_told_escaped() {
+    let word = "--\u{1b}[31mred\nline";
+    let value = &word[2..];
+    let cases: [(&str, &[&str]); 9] = [
+        ("capstan", &[value]),
+        ("capstan", &["id-ctrl", word]),
+        ("capstan", &["id-ctrl", "-a", "::1", value]),
+        ("capstan", &["id-ctrl", "-a", "::1", "-t", value]),
+        ("capstan", &["read", "-a", "::1", "-z", value]),
+        ("capstan-target", &[value]),
+        ("capstan-target", &["check", word]),
+        ("capstan-target", &["doctor", "--output", value]),
+        (
+            "capstan-target",
+            &["serve", "--export", "ram:1MiB", "--listen", value],
+        ),
+    ];
+    for (name, args) in cases {
+        let mut command = Command::new(program(name));
+        let error = complaint(&command.args(args).output().unwrap());
+        assert!(!error.contains('\u{1b}'), "{name} {args:?}: {error}");
+        let shown = error.contains("\\u{1b}[31mred\\nline");
+        assert!(shown, "{name} {args:?}: {error}");
+    }
+}
+
 #[test]
 fn an_export_to_any_host_must_be_asked_for() {
     let serve = ["serve", "--export", "ram:16MiB", "--listen"];

@@ -41,6 +41,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use capstan_initiator::variables;
+use capstan_nvme_proto::text::Shown;
 use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -232,6 +233,22 @@ fn command() -> clap::Command {
 }
 
 fn parse(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let words: Vec<_> = words.collect();
+    parse_words(&words).map_err(|error| {
+        // What is wrong is told of words that a terminal can show.
+        let again = parse_words(&words.iter().map(shown).collect::<Vec<_>>()).err();
+        again
+            .filter(|again| again.kind() == error.kind())
+            .unwrap_or(error)
+    })
+}
+
+/// A word with what a terminal does not show escaped.
+fn shown(word: &OsString) -> OsString {
+    Shown(&word.to_string_lossy()).to_string().into()
+}
+
+fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
     let mut command = command();
     let matches = command
         .try_get_matches_from_mut(words)
