@@ -9,6 +9,7 @@ use bytes::Bytes;
 use capstan_memory::Pool;
 use capstan_nvme_proto::command::AdminCommand;
 use capstan_nvme_proto::log::DiscoveryLogEntry;
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::ConnectionManager;
@@ -95,6 +96,7 @@ pub struct Snapshot {
 
 pub(crate) struct Shared {
     sender: Sender<Message>,
+    subnqn: Nqn,
     thread: Mutex<Option<JoinHandle<Losses>>>,
     /// Tasks that found the mailbox full.
     room_waiters: Arc<RoomWaiters>,
@@ -184,7 +186,8 @@ impl Controller {
     pub async fn connect_async(options: Options) -> Result<Self, ConnectError> {
         options.check()?;
         let addresses = options.socket_addrs()?;
-        Self::start(move || race::start(&options, &addresses)).await
+        let subnqn = options.subnqn.clone();
+        Self::start(subnqn, move || race::start(&options, &addresses)).await
     }
 
     /// Connects through a connection manager of the caller's choice, made on the driver's thread.
@@ -196,10 +199,13 @@ impl Controller {
         open: impl FnOnce() -> Result<Box<dyn ConnectionManager>, ConnectError> + Send + 'static,
     ) -> Result<Self, ConnectError> {
         let address = direct::first_address(&options)?;
-        Self::start(move || direct::engine(&options, address, HostTransport::Rdma(open()?))).await
+        let subnqn = options.subnqn.clone();
+        let start = move || direct::engine(&options, address, HostTransport::Rdma(open()?));
+        Self::start(subnqn, start).await
     }
 
     async fn start(
+        subnqn: Nqn,
         start: impl FnOnce() -> Result<AssociationEngine, ConnectError> + Send + 'static,
     ) -> Result<Self, ConnectError> {
         let resources = |what, message: String| ConnectError::Resources { what, message };
@@ -214,6 +220,7 @@ impl Controller {
             .map_err(|error| resources("thread", error.to_string()))?;
         let shared = Arc::new(Shared {
             sender,
+            subnqn,
             thread: Mutex::new(Some(thread)),
             room_waiters,
         });
@@ -256,17 +263,18 @@ impl Controller {
     /// There is none with that NSID, or this host cannot use it.
     pub async fn volume(&self, nsid: u32) -> Result<Volume, IoError> {
         let snapshot = self.snapshot().await;
-        let namespace = snapshot
-            .namespaces
-            .into_iter()
-            .find(|n| n.nsid == nsid)
-            .ok_or(IoError::NoNamespace(nsid))?;
+        let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
+            return Err(match snapshot.status {
+                Status::Closed => IoError::Closed,
+                _ => IoError::no_namespace(&self.shared.subnqn, nsid, &snapshot.namespaces),
+            });
+        };
         if let Some(unusable) = &namespace.unusable {
             return Err(unusable.to_error(nsid));
         }
         Ok(Volume::new(
             Arc::clone(&self.shared),
-            namespace,
+            namespace.clone(),
             snapshot.controller.volatile_write_cache,
         ))
     }

@@ -14,7 +14,7 @@ use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 use capstan_transport::host::{HostTransport, WindowsClosed};
 
 use crate::driver::{AssociationConfig, AssociationEngine, Completion, Io, Refused, Source};
-use crate::error::{CommandError, ConnectError, Losses};
+use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::host::{
     CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event, HostConfig,
     NamespaceInfo, Status,
@@ -93,6 +93,21 @@ impl DirectQueue {
     #[must_use]
     pub fn namespaces(&self) -> &[NamespaceInfo] {
         self.engine.host().namespaces()
+    }
+
+    /// A namespace that this host can use.
+    ///
+    /// # Errors
+    /// There is none with that NSID, or this host cannot use it.
+    pub fn namespace(&self, nsid: u32) -> Result<&NamespaceInfo, IoError> {
+        let Some(namespace) = self.namespaces().iter().find(|n| n.nsid == nsid) else {
+            let subnqn = self.engine.subnqn();
+            return Err(IoError::no_namespace(subnqn, nsid, self.namespaces()));
+        };
+        match &namespace.unusable {
+            None => Ok(namespace),
+            Some(unusable) => Err(unusable.to_error(nsid)),
+        }
     }
 
     /// Where the association is.

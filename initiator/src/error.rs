@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use capstan_nvme_proto::error::ErrorLocation;
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
-use crate::host::Held;
+use crate::host::{Held, NamespaceInfo};
 use crate::ladder::tried_for;
 use crate::words::Count;
 
@@ -241,11 +242,16 @@ pub enum IoError {
         /// What it must be.
         expected: &'static str,
     },
-    /// The controller has no such namespace.
-    #[error(
-        "namespace {0} does not exist on this controller; `capstan list-ns` shows those that do"
-    )]
-    NoNamespace(u32),
+    /// The subsystem has no such namespace for this host.
+    #[error("subsystem {subnqn} has {}", no_namespace(*nsid, nsids))]
+    NoNamespace {
+        /// Subsystem.
+        subnqn: Arc<str>,
+        /// Namespace.
+        nsid: u32,
+        /// Those that it has.
+        nsids: Arc<[u32]>,
+    },
     /// After a reconnect the namespace is another one.
     #[error(
         "namespace {nsid} is not the one it was: {change}; connect anew to use it: `capstan detach`, then `capstan attach` (where it is \
@@ -304,6 +310,39 @@ pub enum IoError {
     /// The driver of the association has ended.
     #[error("the association was closed")]
     Closed,
+}
+
+impl IoError {
+    /// That `nsid` is none of `namespaces`, which are those of the subsystem.
+    pub(crate) fn no_namespace(subnqn: &Nqn, nsid: u32, namespaces: &[NamespaceInfo]) -> Self {
+        Self::NoNamespace {
+            subnqn: subnqn.as_str().into(),
+            nsid,
+            nsids: namespaces.iter().map(|namespace| namespace.nsid).collect(),
+        }
+    }
+}
+
+/// Namespaces that a message lists.
+const NSIDS_TOLD: usize = 16;
+
+/// That `nsid` is none of `nsids`, and what to do.
+fn no_namespace(nsid: u32, nsids: &[u32]) -> String {
+    if nsids.is_empty() {
+        return format!(
+            "no namespace {nsid}, and no other one for this host: add one on the target (capstan-target: a \
+             [[subsystem.namespace]], and a reload), or name another subsystem (`capstan discover` shows those there are)"
+        );
+    }
+    let told: Vec<_> = nsids.iter().take(NSIDS_TOLD).map(u32::to_string).collect();
+    let more = match nsids.len() - told.len() {
+        0 => String::new(),
+        more => format!(" and {more} more (`capstan list-ns` shows all)"),
+    };
+    format!(
+        "no namespace {nsid} for this host, expected one of: {}{more}",
+        told.join(", ")
+    )
 }
 
 /// What an I/O command was about, for people.

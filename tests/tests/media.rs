@@ -12,7 +12,7 @@ use capstan_tests::host::options;
 use capstan_tests::lossy::{is_write_fault, reload};
 use capstan_tests::one_image::OneImage;
 use capstan_tests::program::{
-    Daemon, Machine, has_disks, has_tools, own_address, signal, told, tool, utf8,
+    Daemon, Machine, complaint, has_disks, has_tools, own_address, signal, told, tool, utf8,
 };
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
@@ -208,6 +208,35 @@ fn check_of_an_image_cut_to_nothing_names_the_size_that_it_had() {
     };
     assert!(was.starts_with("--size=1048576 FILE`"), "{said}");
     assert!(is_to_be.starts_with("--size=SIZE "), "{said}");
+}
+
+#[test]
+fn a_subsystem_without_namespaces_is_named_with_what_to_do() {
+    let bench = OneImage::new(MIB);
+    bench.configure(None);
+    let daemon = bench.serve();
+    let machine = Machine::new(bench.at);
+    let (socket, none) = (machine.path("socket"), "/dev/null");
+    let commands: [(&str, &[&str]); 3] = [
+        ("serve-nbd", &["--socket", utf8(&socket)]),
+        ("read", &["-d", none]),
+        ("bench", &["--rw", "read"]),
+    ];
+    let has = format!("subsystem {SUBNQN} has no namespace ");
+    for (command, args) in commands {
+        let said = complaint(&machine.run_on_target(command, args));
+        let words = format!("{has}1, and no other one for this host: add one on the target");
+        assert!(said.contains(&words), "{command}: {said}");
+    }
+    // The next step.
+    bench.reload(&daemon, Some(""));
+    told(&machine.run_on_target("read", &["-d", none]));
+    for (command, args) in commands {
+        let said = complaint(&machine.run_on_target(command, &[&["-N", "7"], args].concat()));
+        let words = format!("{has}7 for this host, expected one of: 1");
+        assert!(said.contains(&words), "{command}: {said}");
+    }
+    assert!(daemon.stop().success());
 }
 
 #[test]

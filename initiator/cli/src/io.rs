@@ -99,34 +99,8 @@ pub(crate) struct Flush {
 /// Connects, and looks up the namespace.
 fn connect(options: &Options, nsid: u32) -> Result<(DirectQueue, NamespaceInfo)> {
     let queue = taken::connect(options)?;
-    let namespace = namespace(&queue, nsid)?;
+    let namespace = queue.namespace(nsid)?.clone();
     Ok((queue, namespace))
-}
-
-/// A namespace this host can use.
-pub(super) fn namespace(queue: &DirectQueue, nsid: u32) -> Result<NamespaceInfo> {
-    let found = queue.namespaces().iter().find(|n| n.nsid == nsid);
-    let namespace = found.ok_or_else(|| {
-        let nsids: Vec<_> = queue
-            .namespaces()
-            .iter()
-            .map(|n| n.nsid.to_string())
-            .collect();
-        if nsids.is_empty() {
-            return anyhow!(
-                "namespace {nsid} does not exist, and this subsystem has no other one for this host; expected \
-                 the target to have one (capstan-target: a [[subsystem.namespace]], and a reload)"
-            );
-        }
-        anyhow!(
-            "namespace {nsid} does not exist, expected one of: {}",
-            nsids.join(", ")
-        )
-    })?;
-    match &namespace.unusable {
-        None => Ok(namespace.clone()),
-        Some(unusable) => Err(unusable.to_error(nsid).into()),
-    }
 }
 
 /// Bytes that `namespace` has from `--start-block` on.
@@ -296,7 +270,7 @@ impl Write {
         }
         let options = self.replay.apply(self.connect.options()?);
         let mut queue = taken::connect(&options)?;
-        let namespace = namespace(&queue, self.range.namespace_id)?;
+        let namespace = queue.namespace(self.range.namespace_id)?.clone();
         let most = self.most(&namespace, &input)?;
         let what = "written to by `capstan write`";
         let _claim = self.share.claim(&options, &namespace, what)?;

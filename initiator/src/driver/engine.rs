@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::DeviceAttributes;
@@ -196,6 +197,11 @@ impl AssociationEngine {
     /// The state machine, to ask it things.
     pub(crate) fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// The subsystem.
+    pub(crate) fn subnqn(&self) -> &Nqn {
+        &self.config.host.subnqn
     }
 
     /// After a loss these are tried, too.

@@ -114,9 +114,10 @@ impl AssociationEngine {
 
     /// Most blocks of one command of `io`, when it is possible on its namespace at all.
     fn blocks_max(&self, io: &Io) -> Result<u32, IoError> {
-        let namespace = self
-            .namespace(io.nsid)
-            .ok_or(IoError::NoNamespace(io.nsid))?;
+        let Some(namespace) = self.namespace(io.nsid) else {
+            let namespaces = self.host.namespaces();
+            return Err(IoError::no_namespace(self.subnqn(), io.nsid, namespaces));
+        };
         if let Some(unusable) = &namespace.unusable {
             return Err(unusable.to_error(io.nsid));
         }

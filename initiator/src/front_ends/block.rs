@@ -134,7 +134,7 @@ impl Fault {
             IoError::Unsupported(_) => Self::Unsupported,
             IoError::ControllerLost(_) | IoError::Closed => Self::Gone,
             // Another namespace in the place of the volume is as bad as a broken disk.
-            IoError::NoNamespace(_)
+            IoError::NoNamespace { .. }
             | IoError::NamespaceReplaced { .. }
             | IoError::Replays { .. }
             | IoError::OutcomeUnknown { .. }

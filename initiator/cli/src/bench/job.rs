@@ -14,7 +14,6 @@ use hdrhistogram::Histogram;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 
 use super::super::claim::ShareArgs;
-use super::super::io::namespace;
 use super::super::taken::SharedTransport;
 use super::super::warned::of_queue;
 use super::pattern::{Pattern, Random};
@@ -265,7 +264,7 @@ impl Job {
                 .with_context(|| format!("--cpus-allowed: core {core}"))?;
         }
         let queue = plan.transport.connect(&plan.options)?;
-        let namespace = namespace(&queue, plan.nsid)?;
+        let namespace = queue.namespace(plan.nsid)?.clone();
         if let Some(claim) = &plan.claim {
             claim.hold(&plan.options, &namespace)?;
         }

@@ -7,7 +7,7 @@ use capstan_initiator::{DirectQueue, Io, Op, WindowsClosed};
 use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;
 
-use super::super::{io, output};
+use super::super::output;
 
 /// The larger read, in bytes: too much for a capsule.
 const LARGE_BYTES: u32 = 128 << 10;
@@ -22,13 +22,13 @@ pub(super) fn exercise(
     nsid: u32,
     checks: &mut Vec<Check>,
 ) -> Option<NamespaceInfo> {
-    let namespace = match io::namespace(&queue, nsid) {
-        Ok(namespace) => namespace,
+    let namespace = match queue.namespace(nsid) {
+        Ok(namespace) => namespace.clone(),
         Err(error) => {
-            let (seen, mend) = (output::chain(&error), "capstan list-ns; give one with -N");
+            let mend = "capstan list-ns; give one with -N";
             checks.push(Check::error(
                 "namespace",
-                seen,
+                error.to_string(),
                 "one that can be read",
                 mend,
             ));

@@ -207,7 +207,10 @@ fn what_cannot_succeed_is_refused_without_a_command() {
         op: Op::Flush,
     };
     world.engine.submit(Source::default(), 1, io, None).unwrap();
-    assert!(matches!(world.next().result, Err(IoError::NoNamespace(5))));
+    assert!(matches!(
+        world.next().result,
+        Err(IoError::NoNamespace { nsid: 5, .. })
+    ));
     assert!(world.peer.commands.is_empty());
     // Nothing of this has cost the queue its credit.
     world.write(0, 1, 1).result.unwrap();

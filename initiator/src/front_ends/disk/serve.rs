@@ -309,7 +309,8 @@ fn attach(
     record.transport = Some(transport.name().to_owned());
     record.transport_why = taken.and_then(|taken| taken.not_the_first(&traddr, trsvcid));
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
-    let namespace = namespace.ok_or(IoError::NoNamespace(disk.nsid))?;
+    let namespace =
+        namespace.ok_or_else(|| IoError::no_namespace(&subnqn, disk.nsid, &snapshot.namespaces))?;
     let geometry = Geometry::new(&snapshot.controller, namespace, disk.read_only);
     let mut claim = if geometry.read_only {
         None
