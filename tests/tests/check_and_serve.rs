@@ -123,7 +123,11 @@ fn a_file_that_has_lost_one_of_two_names_is_found_by_the_other() {
         return;
     }
     let place = Place::new();
-    let (path, other) = (place.image("volume.img"), place.folder.path().join("other"));
+    // A shell takes what is told.
+    let folder = place.folder.path().join("it's of $HOME");
+    fs::create_dir(&folder).unwrap();
+    let (path, other) = (folder.join("volume 1.img"), folder.join("other"));
+    fs::rename(place.image("volume.img"), &path).unwrap();
     place.configure(&[(&path, "")]);
     let daemon = place.serve();
     fs::hard_link(&path, &other).unwrap();
@@ -142,7 +146,8 @@ fn a_file_that_has_lost_one_of_two_names_is_found_by_the_other() {
     let name = tool("sh", &["-c", &format!("{find} || true")]);
     assert_eq!(name.trim(), utf8(&other), "{find}");
     let (give, _) = give.split_once(')').unwrap();
-    tool("sh", &["-c", &give.replace("NAME", name.trim())]);
+    let name = format!("\"{}\"", name.trim().replace('$', "\\$"));
+    tool("sh", &["-c", &give.replace("NAME", &name)]);
     daemon.wait_for_log(&["is at its path again"]);
     assert!(daemon.stop().success());
 }

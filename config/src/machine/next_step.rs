@@ -131,10 +131,14 @@ pub fn names_left(open: &Path, path: &Path) -> Option<String> {
         1 => "1 other name".to_owned(),
         _ => format!("{names} other names"),
     };
-    let folder = path.parent().unwrap_or(path).display();
+    let folder = match path.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        folder => folder.unwrap_or(path),
+    };
     Some(format!(
-        "has {has} (find \"$(findmnt -no TARGET -T {folder})\" -xdev -inum {inode}): give it this one back (ln NAME {})",
-        path.display()
+        "has {has} (find \"$(findmnt -no TARGET -T {})\" -xdev -inum {inode}): give it this one back (ln NAME {})",
+        word_of(folder),
+        word_of(path)
     ))
 }
 

@@ -77,15 +77,15 @@ fn each_change_is_told_once() {
         "as hosts see it"
     );
     assert_eq!(look(&mut watched), None);
-    let aside = folder.path().join("b");
+    let aside = folder.path().join("it's b");
     fs::rename(&path, &aside).unwrap();
     let moved = look(&mut watched).unwrap();
     let (what, said) = moved.state.unwrap();
     assert!(!moved.is_sound && what == What::Place);
-    let (from, to) = (aside.display(), path.display());
+    let (from, to) = (folder.path().display(), path.display());
     assert_eq!(
         said.unwrap().next,
-        format!("move it back (mv -n {from} {to})")
+        format!("move it back (mv -n '{from}/it'\\''s b' {to})")
     );
     File::create(&path).unwrap();
     assert_eq!(look(&mut watched), None, "replaced is as bad as moved");

@@ -1,5 +1,6 @@
 //! What the log and `doctor` say of a volume that has changed.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::{fmt, fs, process};
 
@@ -164,7 +165,10 @@ fn back(kept: &Path, now: &Path, path: &Path) -> String {
         return format!("{first}its name there was removed, and the file {names}");
     }
     match (now.is_file(), path.exists()) {
-        (true, false) => format!("move it back (mv -n {} {})", now.display(), path.display()),
+        (true, false) => {
+            let words = [now, path].map(|path| Word::path(path.as_os_str().as_bytes()));
+            format!("move it back (mv -n {} {})", words[0], words[1])
+        }
         (true, true) => "move away what is there now, and it back; or reload, to serve what is there as another namespace"
             .to_owned(),
         (false, _) => "bring it back there".to_owned(),
