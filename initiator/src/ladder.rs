@@ -22,6 +22,8 @@ const NOTICED_MS: u64 = 1000;
 #[derive(Clone, Debug)]
 pub struct Taken {
     rung: Rung,
+    /// Why a device is used or none, where it is the first that was tried.
+    why: Option<String>,
     /// Those that were tried before it, and why they do not lead to a controller.
     pub passed: RungFailures,
 }
@@ -33,22 +35,10 @@ impl Taken {
         self.rung.wire(Preference::Auto).0
     }
 
-    /// What was taken and why, in one line for people, where it is not the first that was tried.
+    /// What was taken and why, in one line for people.
     #[must_use]
-    pub fn not_the_first(&self, traddr: &str, trsvcid: u16) -> Option<String> {
-        let is_first = self.passed.0.is_empty();
-        (!is_first).then(|| format!("connected to {traddr} port {trsvcid} {self}"))
-    }
-
-    /// Why no device is used, or which, for the log: of the first that was tried.
-    fn why(&self, options: &Options, addresses: &[SocketAddr]) -> String {
-        let chosen = addresses
-            .first()
-            .map(|first| choose(options.provider, first.ip()));
-        match chosen {
-            Some(Ok((_, why))) if self.passed.0.is_empty() => format!(": {why}"),
-            _ => String::new(),
-        }
+    pub fn in_words(&self, traddr: &str, trsvcid: u16) -> String {
+        format!("connected to {traddr} port {trsvcid} {self}")
     }
 
     /// `options` with what was taken in place of [`Transport::Auto`].
@@ -67,7 +57,10 @@ impl fmt::Display for Taken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "over {}", self.rung)?;
         match &self.passed.0[..] {
-            [] => f.write_str(", the first that can be tried"),
+            [] => match &self.why {
+                Some(why) => write!(f, ", the first that can be tried: {why}"),
+                None => f.write_str(", the first that can be tried"),
+            },
             _ => write!(
                 f,
                 ", which {} takes at once; tried before: {}",
@@ -162,10 +155,13 @@ pub(crate) fn climb(
     for rung in Rung::of(options.provider, addresses) {
         match race::settle(&rung.options(options), addresses, true) {
             Ok(mut engine) => {
+                let why = match &failures[..] {
+                    [] => why(options.provider, addresses),
+                    _ => None,
+                };
                 let passed = RungFailures(failures.into());
-                let taken = Taken { rung, passed };
-                let why = taken.why(options, addresses);
-                tracing::info!("connected to {} {taken}{why}", options.traddr);
+                let taken = Taken { rung, why, passed };
+                tracing::info!("{}", taken.in_words(&options.traddr, options.trsvcid));
                 engine.set_taken(taken, options.connect_timeout);
                 return Ok(engine);
             }
@@ -178,6 +174,12 @@ pub(crate) fn climb(
         tried_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         failures: RungFailures(failures.into()),
     })
+}
+
+/// Which device is used, or why none is.
+fn why(preference: Preference, addresses: &[SocketAddr]) -> Option<String> {
+    let (_, why) = choose(preference, addresses.first()?.ip()).ok()?;
+    Some(why)
 }
 
 /// Whether another transport may lead where this one did not: there was no connection.

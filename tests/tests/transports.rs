@@ -54,7 +54,7 @@ fn said(output: &Output) -> String {
 
 /// Commands with a subsystem, and without one, which ask the discovery service first.
 #[test]
-fn what_was_taken_is_told_in_one_line_where_it_is_not_the_first() {
+fn what_was_taken_is_told_in_one_line_with_what_was_tried_before() {
     let at = own_address();
     let target = serve(at, "tcp");
     let begin = format!(
@@ -153,17 +153,35 @@ fn a_listener_of_the_other_transport_says_so_on_both_sides() {
 }
 
 #[test]
-fn the_first_is_taken_without_a_word_and_a_digest_asks_for_tcp() {
+fn the_first_is_told_with_why_and_a_digest_asks_for_tcp() {
     let at = own_address();
     let target = serve(at, "rdma,tcp");
-    let output = capstan(at, &["id-ctrl"]);
+    let begin = format!(
+        "connected to {} port {} over RDMA (iwarp), the first that can be tried: ",
+        at.ip(),
+        at.port()
+    );
+    let commands: [&[&str]; 4] = [
+        &["discover"],
+        &["id-ctrl"],
+        &["id-ctrl", "-n", SUBNQN],
+        &["read", "-z", "4096", "-d", "/dev/null"],
+    ];
+    for words in commands {
+        let output = capstan(at, words);
+        told(&output);
+        let said = said(&output);
+        // With why no RDMA device is used.
+        let why = said.trim_end().strip_prefix(&begin);
+        assert!(why.is_some_and(|why| !why.is_empty()), "{words:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{words:?}: {said}");
+    }
+    // A program has no use for it.
+    let output = capstan(at, &["id-ctrl", "-o", "json"]);
     told(&output);
     assert_eq!(said(&output), "");
     let log = said(&capstan(at, &["id-ctrl", "-v"]));
-    assert!(
-        log.contains("over RDMA (iwarp), the first that can be tried"),
-        "{log}"
-    );
+    assert_eq!(log.matches(&begin).count(), 1, "{log}");
     let log = said(&capstan(at, &["id-ctrl", "-v", "--hdr-digest"]));
     assert!(log.contains("using NVMe/TCP: asked for"), "{log}");
     assert!(target.stop().success());

@@ -109,7 +109,7 @@ const BESIDE: [Beside; 6] = [
 ];
 
 /// What an option is, given or by default; `None` also where the command does not have it.
-fn value<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, id: &str) -> Option<T> {
+pub(super) fn value<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, id: &str) -> Option<T> {
     matches.try_get_one(id).ok().flatten().cloned()
 }
 

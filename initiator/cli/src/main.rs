@@ -40,6 +40,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use args::OutputFormat;
 use capstan_initiator::variables;
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::log::{Behind, LastLines};
@@ -70,6 +71,9 @@ struct Cli {
     /// Say more on stderr: -v what happens, -vv every detail.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
+    /// The output is JSON.
+    #[arg(skip)]
+    is_for_programs: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -144,6 +148,9 @@ fn main() -> ExitCode {
     if let Err(text) = variables::check() {
         output::error(&anyhow::Error::msg(text));
         return ExitCode::FAILURE;
+    }
+    if cli.is_for_programs {
+        output::is_for_programs();
     }
     let last_lines = start_log(cli.verbose);
     if let Err(error) = capstan_reactor::raise_descriptor_limit() {
@@ -254,7 +261,14 @@ fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
         .try_get_matches_from_mut(words)
         .map_err(|error| other_words::with_ours(idle::with_owners(error, &command)))?;
     idle::check(&mut command, &matches)?;
-    Cli::from_arg_matches(&matches)
+    let format = matches
+        .subcommand()
+        .and_then(|(_, matches)| idle::value(matches, "output_format"));
+    let is_for_programs = format == Some(OutputFormat::Json);
+    Cli::from_arg_matches(&matches).map(|cli| Cli {
+        is_for_programs,
+        ..cli
+    })
 }
 
 /// A small piece of memory that is refused ends the process with words of the standard library,

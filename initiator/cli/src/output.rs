@@ -1,6 +1,7 @@
 //! What is printed, and how errors are told.
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow};
 use bytesize::ByteSize;
@@ -37,6 +38,21 @@ pub(crate) fn error(error: &anyhow::Error) {
 pub(crate) fn note(text: &str) {
     // There is nowhere left to tell that stderr is gone.
     let _ = writeln!(io::stderr(), "{}", Shown(text));
+}
+
+/// Whether stdout is for a program: set once, before a command runs.
+static IS_FOR_PROGRAMS: AtomicBool = AtomicBool::new(false);
+
+/// Has [`note_for_people`] say nothing.
+pub(crate) fn is_for_programs() {
+    IS_FOR_PROGRAMS.store(true, Ordering::Relaxed);
+}
+
+/// As [`note`], of what is of no use to a program that reads the output.
+pub(crate) fn note_for_people(text: &str) {
+    if !IS_FOR_PROGRAMS.load(Ordering::Relaxed) {
+        note(text);
+    }
 }
 
 /// An error and its causes in one line.

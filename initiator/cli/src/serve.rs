@@ -187,7 +187,7 @@ impl ServeFuse {
             .options_and_taken()
             .and_then(|(options, taken)| {
                 let by_discovery =
-                    taken.and_then(|taken| taken.not_the_first(&options.traddr, options.trsvcid));
+                    taken.map(|taken| taken.in_words(&options.traddr, options.trsvcid));
                 serve::serve(options, &disk, &dir, asked_by.as_fd(), |record| {
                     told = true;
                     let mut record = record.clone();

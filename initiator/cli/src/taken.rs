@@ -17,7 +17,7 @@ pub(crate) fn connect(options: &Options) -> Result<DirectQueue> {
     })
 }
 
-/// Connects, and says over what where that was to be found and is not the first that was tried.
+/// Connects, and says over what where that was to be found.
 pub(crate) fn reach(options: &Options) -> Result<DirectQueue, ConnectError> {
     let queue = DirectQueue::connect(options)?;
     if let Some(taken) = queue.taken() {
@@ -26,13 +26,11 @@ pub(crate) fn reach(options: &Options) -> Result<DirectQueue, ConnectError> {
     Ok(queue)
 }
 
-/// Says on stderr what transport was taken where it is not the first that was tried.
+/// Says on stderr what transport was taken, and why.
 pub(crate) fn say_taken(options: &Options, taken: &Taken) {
     // With -v the log has said it.
-    if let Some(text) = taken.not_the_first(&options.traddr, options.trsvcid)
-        && !tracing::enabled!(tracing::Level::INFO)
-    {
-        output::note(&text);
+    if !tracing::enabled!(tracing::Level::INFO) {
+        output::note_for_people(&taken.in_words(&options.traddr, options.trsvcid));
     }
 }
 

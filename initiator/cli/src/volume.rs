@@ -183,7 +183,7 @@ impl VolumeArgs {
         match attached {
             Ok(record) => {
                 if let Some(why) = &record.transport_why {
-                    output::note(why);
+                    output::note_for_people(why);
                 }
                 Ok((dir, record))
             }

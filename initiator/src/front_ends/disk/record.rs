@@ -121,8 +121,7 @@ pub struct Record {
     /// known.
     #[serde(default)]
     pub transport: Option<String>,
-    /// What was taken and why, where nobody has named the transport and it is not the first that
-    /// was tried.
+    /// What was taken and why, where no transport was named.
     #[serde(default)]
     pub transport_why: Option<String>,
     /// Size in bytes; 0 until the controller has told it.

@@ -307,7 +307,7 @@ fn attach(
     let taken = snapshot.taken.as_ref();
     let transport = taken.map_or(transport, Taken::transport);
     record.transport = Some(transport.name().to_owned());
-    record.transport_why = taken.and_then(|taken| taken.not_the_first(&traddr, trsvcid));
+    record.transport_why = taken.map(|taken| taken.in_words(&traddr, trsvcid));
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
     let namespace =
         namespace.ok_or_else(|| IoError::no_namespace(&subnqn, disk.nsid, &snapshot.namespaces))?;
