@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow};
+use capstan_initiator::front_ends::disk::clearing::{Cleared, clear_loop, clear_loop_later};
 use capstan_initiator::front_ends::disk::loop_device::is_configured;
 use capstan_initiator::front_ends::disk::loop_process::look;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::serve::{Cleared, clear_loop, clear_loop_later};
 use capstan_initiator::front_ends::disk::serving::EndError;
 use capstan_initiator::front_ends::disk::users::open_in;
 use capstan_initiator::front_ends::disk::uses::claimed;

@@ -9,9 +9,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+use super::clearing::clear_loop;
 use super::making::on_thread;
 use super::record::Record;
-use super::serve::{ServeError, clear_loop};
+use super::serve::ServeError;
 use super::users::open_in;
 
 /// How long a cleared loop device may take to let the file go.

@@ -1,5 +1,6 @@
 //! A volume as a disk of the machine: FUSE file, loop device, and a process that serves them.
 
+pub mod clearing;
 pub mod control;
 mod going;
 mod health;

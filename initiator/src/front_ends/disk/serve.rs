@@ -18,15 +18,12 @@ use super::control::{Answer, ControlSocket, Request, State};
 use super::going::{Stays, detach};
 use super::health::Health;
 use super::kept;
-use super::loop_device::is_configured;
-use super::loop_process::{self, LoopAnswer, LoopProcessError, LoopRequest};
+use super::loop_process::{self, LoopProcessError, LoopRequest};
 use super::making::{Making, close};
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
 use super::set_up::SetUp;
-use super::users::known_users_of;
-use super::uses::Use;
 use crate::claim::{Claim, ClaimError, Holder, Sharing};
 use crate::controller::{Controller, Snapshot};
 use crate::error::{ConnectError, IoError, Losses};
@@ -479,63 +476,6 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
              tries again"
         );
     }
-}
-
-/// When the loop device of a volume was cleared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cleared {
-    /// Now.
-    Now,
-    /// Before, with its last user.
-    Before,
-    /// Now, but others have it open: it goes with the last of them.
-    WithLastUser,
-    /// Before, and it is another's since.
-    Anothers,
-}
-
-/// Clears the loop device of a volume, if it still is one and nobody has claimed it.
-///
-/// # Errors
-/// Why it cannot be cleared, in words.
-pub fn clear_loop(record: &Record) -> Result<Cleared, String> {
-    clear(record, false)
-}
-
-/// Takes the file away from a volume's disk though it is in use: with its last user at the latest.
-///
-/// # Errors
-/// Why not, in words.
-pub fn clear_loop_later(record: &Record) -> Result<(), String> {
-    clear(record, true).map(drop)
-}
-
-fn clear(record: &Record, in_use_too: bool) -> Result<Cleared, String> {
-    let path = &record.device;
-    if !is_configured(path) {
-        return Ok(Cleared::Before);
-    }
-    let request = LoopRequest::Clear {
-        device: path.clone(),
-        name: record.loop_name.clone(),
-        in_use_too,
-    };
-    match loop_process::ask(&request) {
-        Ok(LoopAnswer::InUse) => Err(Use::of(record).to_string()),
-        Ok(LoopAnswer::Another) => Ok(Cleared::Anothers),
-        Ok(LoopAnswer::Gone) => Ok(Cleared::Before),
-        Ok(_) if known_users_of(path).is_some() && is_its_disk(record) => Ok(Cleared::WithLastUser),
-        Ok(_) => Ok(Cleared::Now),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// Whether the device is a volume's still: one that has gone may be another's by now.
-#[must_use]
-pub fn is_its_disk(record: &Record) -> bool {
-    let path = &record.device;
-    is_configured(path)
-        && loop_process::look(path).is_ok_and(|now| now.name.as_ref() == Some(&record.loop_name))
 }
 
 pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
