@@ -5,14 +5,14 @@
 //! reads and writes, looks at files and devices, and says what has changed.
 
 mod table;
+mod words;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use capstan_config::{Backing, Config, Namespace, Nqn, deleted_and_open, namespace_uuid};
+use capstan_config::{Backing, Config, Namespace, Nqn, namespace_uuid};
 use capstan_storage::{Layers, Lifetime, MediumId, Store};
 use capstan_subsystem::NamespaceIdentity;
 use uuid::Uuid;
@@ -20,7 +20,8 @@ use uuid::Uuid;
 use crate::limits::{NAMESPACES_KEPT, NAMESPACES_TEXT_BYTES_MAX, RESERVE_BYTES_MORE};
 use crate::state::Reserve;
 use crate::{instance, lba_size, state};
-use table::{Choice, Known, Medium, Shown, Table};
+use table::{Choice, Medium, Shown, Table};
+use words::{Forgotten, Told, Unreadable, still_open};
 
 /// In the state folder.
 pub(crate) const FILE: &str = "namespaces.toml";
@@ -484,99 +485,6 @@ pub fn check(config: &Config, warnings: &mut Vec<String>) -> anyhow::Result<Conf
     }
     warnings.extend(identities.lost(&config));
     Ok(config)
-}
-
-/// That the file which was there is deleted, and that a target goes on with it.
-fn still_open(before: &Known, now: &Path) -> Option<String> {
-    let (pid, open) = deleted_and_open(&before.path)?;
-    Some(format!(
-        "process {pid} still has the file open that was at {}, which is deleted: what hosts write goes there, and {} has none \
-         of that since it was made. To keep it, copy it while no host writes (cp --sparse=always {} FILE), before that process \
-         ends",
-        before.path.display(),
-        now.display(),
-        open.display()
-    ))
-}
-
-/// A namespace that is on another medium than hosts have seen there.
-struct Told<'a> {
-    subnqn: &'a Nqn,
-    nsid: u32,
-    path: PathBuf,
-    choice: Choice,
-}
-
-impl fmt::Display for Told<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Choice { uuid, before } = &self.choice;
-        let (nsid, subnqn, path) = (self.nsid, self.subnqn, self.path.display());
-        let Some(before) = before else {
-            return write!(f, "namespace {nsid} of {subnqn} is on {path}: UUID {uuid}");
-        };
-        if before.path == self.path {
-            write!(
-                f,
-                "namespace {nsid} of {subnqn}: {path} is another medium than it was (made anew, restored or exchanged)"
-            )?;
-        } else {
-            let was = before.path.display();
-            write!(
-                f,
-                "namespace {nsid} of {subnqn} is on another medium: {path}, was {was}"
-            )?;
-        }
-        let old = before.uuid;
-        if *uuid == old {
-            return write!(
-                f,
-                "; its UUID is {uuid} as before, because the configuration says so: hosts go on with it"
-            );
-        }
-        write!(
-            f,
-            "; its UUID is {uuid}, was {old}: hosts that have the old one attached refuse it until it is attached anew. If it \
-             is a copy of the same data, write `uuid = \"{old}\"` in its [[subsystem.namespace]] (--export has no option for \
-             it: that needs a configuration file)"
-        )
-    }
-}
-
-/// A table that cannot be read. It is left as it is.
-#[derive(Debug)]
-struct Unreadable {
-    file: PathBuf,
-    error: io::Error,
-}
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, error } = self;
-        write!(
-            f,
-            "{} cannot be read: {error}; it says which namespace each medium is: let the user that the target runs as read \
-             it, restore it, or remove it once every host is detached, as each namespace then has the UUID of a first start",
-            file.display()
-        )
-    }
-}
-
-impl std::error::Error for Unreadable {}
-
-/// What each namespace is on is not remembered in this file, for this reason.
-struct Forgotten<'a>(&'a Path, &'a io::Error);
-
-impl fmt::Display for Forgotten<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(file, error) = self;
-        write!(
-            f,
-            "which file or device each namespace is on is not remembered ({}: {error}): after a restart, hosts may take another medium for the one they had, and namespaces without `nsid` are \
-             numbered by their place. Give the target a state folder that it may write to, or write `nsid` and `uuid` in \
-             each [[subsystem.namespace]] with a path",
-            file.display()
-        )
-    }
 }
 
 /// `None` where there is none; one that says nothing is none that was written here.
