@@ -13,6 +13,7 @@ pub mod program;
 pub mod proxy;
 pub mod raw_tcp;
 pub mod running;
+pub mod scene;
 pub mod target;
 pub mod tcp_host;
 pub mod wait;

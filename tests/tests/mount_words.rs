@@ -3,60 +3,12 @@
 //! unmounted.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use capstan_tests::disks::ext4_image;
-use capstan_tests::program::{
-    CLAIMS, Daemon, Machine, complaint, has_disks, own_address, program, shell, told, utf8,
-};
-use tempfile::TempDir;
+use capstan_tests::program::{CLAIMS, complaint, has_disks, program, shell, told, utf8};
+use capstan_tests::scene::Scene;
 
 const MIB: u64 = 1 << 20;
-
-/// A target of an image, and a machine.
-struct Scene {
-    folder: TempDir,
-    daemon: Daemon,
-    machine: Machine,
-}
-
-impl Scene {
-    /// Of an image with an ext4 file system.
-    fn ext4(test: &str) -> Option<Self> {
-        has_disks(test, &["mkfs.ext4"]).then(|| Self::of(ext4_image))
-    }
-
-    fn of(image: impl FnOnce(&Path) -> PathBuf) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let image = image(folder.path());
-        let at = own_address();
-        Self {
-            daemon: Daemon::start(utf8(&image), 4096, at),
-            machine: Machine::new(at),
-            folder,
-        }
-    }
-
-    /// Of an image of 64 MiB with these bytes at its start.
-    fn raw(bytes: &[u8]) -> Self {
-        Self::of(|folder| {
-            let path = folder.join("disk.img");
-            let file = File::create(&path).unwrap();
-            file.set_len(64 * MIB).unwrap();
-            file.write_all_at(bytes, 0).unwrap();
-            path
-        })
-    }
-
-    /// What `mount ARGS` complains of.
-    fn refused(&self, args: &[&str]) -> String {
-        let point = self.machine.mount_point();
-        let args = [args, &[utf8(&point)]].concat();
-        complaint(&self.machine.run_on_target("mount", &args))
-    }
-}
 
 /// What is quoted in a message and begins with these words.
 fn quoted<'a>(said: &'a str, start: &str) -> &'a str {

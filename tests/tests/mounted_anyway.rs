@@ -8,6 +8,7 @@ use capstan_tests::disks::ext4_image;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
 };
+use capstan_tests::scene::Scene;
 use capstan_tests::target::SUBNQN;
 
 #[test]
@@ -16,16 +17,15 @@ fn a_file_system_larger_than_its_volume_is_told_of() {
     if !has_disks(test, &["mkfs.ext4"]) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let image = ext4_image(folder.path());
-    let was = fs::metadata(&image).unwrap().len();
-    let cut = File::options().write(true).open(&image).unwrap();
-    cut.set_len(was / 2).unwrap();
-    let at = own_address();
-    let target = Daemon::start(utf8(&image), 4096, at);
-    let machine = Machine::new(at);
-    let point = machine.mount_point();
-    let said = complaint(&machine.run_on_target("mount", &[utf8(&point)]));
+    let mut was = 0;
+    let scene = Scene::of(|folder| {
+        let image = ext4_image(folder);
+        was = fs::metadata(&image).unwrap().len();
+        let cut = File::options().write(true).open(&image).unwrap();
+        cut.set_len(was / 2).unwrap();
+        image
+    });
+    let said = scene.refused(&[]);
     for words in [
         &format!("has {} bytes", was / 2),
         &format!("the ext4 on it was made for {was}"),
@@ -33,19 +33,16 @@ fn a_file_system_larger_than_its_volume_is_told_of() {
     ] {
         assert!(said.contains(words), "{words}: {said}");
     }
-    assert!(target.stop().success());
+    assert!(scene.daemon.stop().success());
 }
 
 #[test]
 fn a_file_system_that_is_no_clustered_one_is_not_shared_silently() {
     let test = "a_file_system_that_is_no_clustered_one_is_not_shared_silently";
-    if !has_disks(test, &["mkfs.ext4"]) {
+    let Some(scene) = Scene::ext4(test) else {
         return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let at = own_address();
-    let target = Daemon::start(utf8(&ext4_image(folder.path())), 4096, at);
-    let machine = Machine::new(at);
+    };
+    let machine = &scene.machine;
     let point = machine.mount_point();
     let ways: [(&[&str], bool); 3] = [
         (&["--shared"], true),
@@ -65,7 +62,7 @@ fn a_file_system_that_is_no_clustered_one_is_not_shared_silently() {
         refused.contains("--options has \"rw\", and --read-only is given"),
         "{refused}"
     );
-    assert!(target.stop().success());
+    assert!(scene.daemon.stop().success());
 }
 
 #[test]
@@ -113,13 +110,10 @@ fn a_volume_that_is_read_only_is_said_to_be() {
 #[test]
 fn what_has_a_claim_without_its_file_is_named_with_what_ends_it() {
     let test = "what_has_a_claim_without_its_file_is_named_with_what_ends_it";
-    if !has_disks(test, &["mkfs.ext4"]) {
+    let Some(scene) = Scene::ext4(test) else {
         return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let at = own_address();
-    let target = Daemon::start(utf8(&ext4_image(folder.path())), 4096, at);
-    let machine = Machine::new(at);
+    };
+    let machine = &scene.machine;
     let point = machine.mount_point();
     for is_mounted in [true, false] {
         let mut end = format!("capstan umount {}", utf8(&point));
@@ -139,20 +133,17 @@ fn what_has_a_claim_without_its_file_is_named_with_what_ends_it() {
         let line: Vec<_> = end.split(' ').skip(1).collect();
         told(&machine.run(line[0], &line[1..]));
     }
-    assert!(target.stop().success());
+    assert!(scene.daemon.stop().success());
 }
 
 /// The second one comes while the first one's disk goes.
 #[test]
 fn an_unmount_behind_another_one_waits_for_the_disk_to_go() {
     let test = "an_unmount_behind_another_one_waits_for_the_disk_to_go";
-    if !has_disks(test, &["mkfs.ext4"]) {
+    let Some(scene) = Scene::ext4(test) else {
         return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let at = own_address();
-    let target = Daemon::start(utf8(&ext4_image(folder.path())), 4096, at);
-    let machine = Machine::new(at);
+    };
+    let machine = &scene.machine;
     let point = machine.mount_point();
     for _ in 0..3 {
         machine.mount(&[]);
@@ -166,19 +157,16 @@ fn an_unmount_behind_another_one_waits_for_the_disk_to_go() {
         );
         assert!(machine.list().is_empty());
     }
-    assert!(target.stop().success());
+    assert!(scene.daemon.stop().success());
 }
 
 #[test]
 fn a_busy_file_system_that_is_ended_by_force_says_whether_it_is_written() {
     let test = "a_busy_file_system_that_is_ended_by_force_says_whether_it_is_written";
-    if !has_disks(test, &["mkfs.ext4"]) {
+    let Some(scene) = Scene::ext4(test) else {
         return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let at = own_address();
-    let target = Daemon::start(utf8(&ext4_image(folder.path())), 4096, at);
-    let machine = Machine::new(at);
+    };
+    let machine = &scene.machine;
     machine.mount(&[]);
     let point = machine.mount_point();
     let busy = File::create(point.join("busy")).unwrap();
@@ -196,5 +184,5 @@ fn a_busy_file_system_that_is_ended_by_force_says_whether_it_is_written() {
     let kept = fs::read(point.join("file")).unwrap();
     assert!(kept == vec![7; 1 << 20], "it is not there");
     machine.umount();
-    assert!(target.stop().success());
+    assert!(scene.daemon.stop().success());
 }
