@@ -240,20 +240,20 @@ impl World<'_> {
             0 => Source::Zeroes(length_bytes),
             1 => Source::Copy(length_bytes.min(COPY_MAX_BYTES), &mut copy),
             _ => match self.memory.source(&self.pool, tag, length_bytes, fill) {
-                Some(buffer) => Source::Buffer(buffer, 0..length_bytes),
+                Some(buffer) => Source::Buffer(Tag(tag), buffer, 0..length_bytes),
                 None => return,
             },
         };
         let is_zeroes = matches!(source, Source::Zeroes(_));
         let buffer_given = matches!(source, Source::Buffer(..));
-        match self.queue.push(Tag(tag), cid, source) {
+        match self.queue.push(cid, source) {
             Ok(Pushed::UntilReleased) => serving.holds = true,
-            Ok(Pushed::Gone) if buffer_given => self.memory.copied(tag),
-            Ok(Pushed::Gone) => {}
+            Ok(Pushed::Gone(_)) if buffer_given => self.memory.copied(tag),
+            Ok(Pushed::Gone(_)) => {}
             Err(full) => {
                 assert!(full.until_room && !self.ended);
                 self.room_is_due = true;
-                if let Source::Buffer(buffer, _) = full.what {
+                if let Source::Buffer(_, buffer, _) = full.what {
                     self.memory.back(&buffer, tag);
                 }
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use capstan_memory::{Buffer, Slab};
 
 use crate::keyed_list::KeyedList;
+use crate::queue::Tag;
 
 /// What came behind the SQE of a command capsule.
 #[derive(Debug, Default)]
@@ -197,15 +198,34 @@ pub type CopyTo<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) + 'a;
 
 /// What a push takes its bytes from.
 pub enum Source<'a> {
-    /// A range of a buffer, which belongs to the wire until
-    /// [`Event::Released`](crate::Event::Released).
-    Buffer(Buffer, Range<u32>),
-    /// This many zeroes, which the wire has.
+    /// A range of a buffer: all that the command returns. Unless it is copied at once, it belongs
+    /// to the wire until [`Event::Returned`](crate::Event::Returned), or until the response of the
+    /// command is released.
+    Buffer(Tag, Buffer, Range<u32>),
+    /// A piece of what the command returns.
+    Piece(Piece),
+    /// This many zeroes, where the wire has them.
     Zeroes(u32),
-    /// A range of memory that stays as it is, or changes by whole pages, until released.
-    Held(Arc<Slab>, Range<usize>),
+    /// A range of memory that stays as it is, or changes by whole pages, as long as the slab, of
+    /// which the wire keeps a reference.
+    Held(&'a Arc<Slab>, Range<usize>),
     /// This many bytes, which a wire that is able to copies during the call.
     Copy(u32, &'a mut CopyTo<'a>),
+}
+
+/// A piece of what a command returns: the first bytes of a buffer. Unless it is the last one, the
+/// buffer comes back with [`Event::Returned`](crate::Event::Returned) when it has left. Where the
+/// last one is shorter than the remaining memory of the host, and the wire has to fill all of it,
+/// zeroes follow.
+pub struct Piece {
+    /// The command.
+    pub tag: Tag,
+    /// It begins with the bytes.
+    pub buffer: Buffer,
+    /// How many they are.
+    pub len_bytes: u32,
+    /// Whether no other piece follows.
+    pub last: bool,
 }
 
 impl Source<'_> {
@@ -213,9 +233,20 @@ impl Source<'_> {
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         match self {
-            Self::Buffer(_, range) => range.end.saturating_sub(range.start) as usize,
+            Self::Buffer(_, _, range) => range.end.saturating_sub(range.start) as usize,
+            Self::Piece(piece) => piece.len_bytes as usize,
             Self::Zeroes(len_bytes) | Self::Copy(len_bytes, _) => *len_bytes as usize,
             Self::Held(_, range) => range.len(),
+        }
+    }
+
+    /// The buffer, where it is in one.
+    #[must_use]
+    #[inline]
+    pub fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Self::Buffer(_, buffer, _) | Self::Piece(Piece { buffer, .. }) => Some(buffer),
+            Self::Zeroes(_) | Self::Held(..) | Self::Copy(..) => None,
         }
     }
 }
@@ -224,6 +255,7 @@ impl fmt::Debug for Source<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::Buffer(..) => "Buffer",
+            Self::Piece(_) => "Piece",
             Self::Zeroes(_) => "Zeroes",
             Self::Held(..) => "Held",
             Self::Copy(..) => "Copy",
@@ -233,16 +265,19 @@ impl fmt::Debug for Source<'_> {
 }
 
 /// What a push that was taken leaves to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Pushed {
-    /// Nothing: the bytes are copied, and no event follows.
-    Gone,
-    /// The memory may be used again after [`Event::Released`](crate::Event::Released).
+    /// Nothing: the wire has the bytes, or all that it needs to send them. No event follows, and a
+    /// buffer comes back here.
+    Gone(Option<Buffer>),
+    /// The wire reads the memory later. A buffer comes back with
+    /// [`Event::Returned`](crate::Event::Returned) or
+    /// [`Event::Released`](crate::Event::Released).
     UntilReleased,
 }
 
-/// The wire takes nothing now, or never takes this kind of source (a [`Source::Copy`] or a
-/// [`Source::Held`] where a buffer is needed): the source comes back.
+/// The wire takes nothing now, or does not take this kind of source (a [`Source::Zeroes`], a
+/// [`Source::Copy`] or a [`Source::Held`] where a buffer is needed): the source comes back.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full<T> {
     /// What was to be moved.

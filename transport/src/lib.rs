@@ -21,7 +21,7 @@ pub mod tcp;
 pub mod wire;
 
 pub use data::{
-    CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Pushed, Source,
+    CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Piece, Pushed, Source,
 };
 pub use keyed_list::KeyedList;
 pub use queue::{Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Tag};

@@ -361,7 +361,7 @@ impl Manager {
             inline_bytes: INLINE_BYTES,
         };
         let qp = self.cm.create_qp(request.id, pd, &config)?;
-        let mut queue = rdma::Queue::new(qp.into(), responses, keys, wire.shared_receives());
+        let mut queue = rdma::Queue::new(qp.into(), responses, keys, wire.shared());
         let posted = queue.post_receives(receives);
         posted.map_err(AcceptError::Receive)?;
         let accept = ConnectParam {

@@ -1,16 +1,13 @@
 //! A queue of the controller's side: its names, its events, and its operations over each wire.
 
 use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
 
-use capstan_memory::{Buffer, RawBytes, Slab};
+use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::PostError;
 
-use crate::data::{CapsuleData, CopyTo, HostMemory, InPlace, Landed};
-use crate::rdma::PullError;
+use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Source};
 use crate::tcp::controller::{ControllerQueue, Goes};
 use crate::{rdma, tcp};
 
@@ -172,137 +169,29 @@ impl Queue {
     }
 
     /// Pulls `len_bytes` from the host into `sink`, which belongs to the queue until
-    /// [`Event::Pulled`].
-    ///
-    /// # Errors
-    /// As [`rdma::Queue::pull`].
-    pub fn pull(
-        &mut self,
-        tag: Tag,
-        from: &HostMemory,
-        sink: Buffer,
-        len_bytes: u32,
-    ) -> Result<(), PullError> {
+    /// [`Event::Pulled`]. Where it cannot be asked for, [`Event::Ended`] follows.
+    pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
         match self {
             Self::Rdma(queue) => queue.pull(tag, from, sink, len_bytes),
-            Self::Tcp(queue) => {
-                queue.pull(tag, from, sink, len_bytes);
-                Ok(())
-            }
+            Self::Tcp(queue) => queue.pull(tag, from, sink, len_bytes),
         }
     }
 
-    /// Pushes the first `len_bytes` of `source` to the host: all that the command `tag` returns.
-    /// The source belongs to the queue until [`Event::Returned`], or [`Event::Released`] of the
-    /// response that follows it. It comes back at once where it was copied.
+    /// Pushes `source` to the host; the response of the command follows it. A buffer is always
+    /// taken: where it cannot be sent, [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// As [`rdma::Queue::push`].
+    /// The source, where the wire takes nothing now or not this kind: then it is to be tried as
+    /// another kind, in the end as a buffer.
     #[inline]
-    pub fn push(
+    pub fn push<'s>(
         &mut self,
-        tag: Tag,
         to: &HostMemory,
-        source: Buffer,
-        len_bytes: u32,
-    ) -> Result<Option<Buffer>, PostError> {
+        source: Source<'s>,
+    ) -> Result<Pushed, Full<Source<'s>>> {
         match self {
-            Self::Rdma(queue) => queue.push(tag, to, source, len_bytes),
-            Self::Tcp(queue) => Ok(queue.push(tag, to, source, len_bytes)),
-        }
-    }
-
-    /// As [`Queue::push`], of a piece of what the command returns. Unless it is the `last`, its
-    /// source comes back when it has left. Where the last piece is shorter than the remaining
-    /// memory of the host, and the wire has to fill all of it, zeroes follow.
-    ///
-    /// # Errors
-    /// As [`rdma::Queue::push`].
-    pub fn push_piece(
-        &mut self,
-        tag: Tag,
-        to: &HostMemory,
-        (source, len_bytes): (Buffer, u32),
-        last: bool,
-    ) -> Result<Option<Buffer>, PostError> {
-        match self {
-            Self::Rdma(queue) if last => queue.push(tag, to, source, len_bytes),
-            Self::Rdma(queue) => queue.push_piece(tag, to, source, len_bytes),
-            Self::Tcp(queue) => Ok(queue.push_piece(tag, to, (source, len_bytes), last)),
-        }
-    }
-
-    /// Pushes `len_bytes` of zeroes, where [`Queue::has_zeroes`] is true for that length.
-    ///
-    /// # Errors
-    /// As [`rdma::Queue::push_zeroes`].
-    pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) -> Result<(), PostError> {
-        match self {
-            Self::Rdma(queue) => queue.push_zeroes(to, len_bytes),
-            Self::Tcp(queue) => {
-                queue.push_zeroes(to, len_bytes);
-                Ok(())
-            }
-        }
-    }
-
-    /// As [`Queue::push_zeroes`], to one place of the host; only the response is left to be sent
-    /// then. `false` where the wire cannot.
-    #[inline]
-    pub fn push_zeroes_now(&mut self, to: &HostMemory) -> bool {
-        match (self, to) {
-            (Self::Rdma(queue), HostMemory::Keyed(to)) => queue.push_zeroes_now(*to),
-            (Self::Tcp(queue), HostMemory::Transport { length_bytes, .. }) => {
-                queue.push_zeroes(to, *length_bytes);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Pushes what `source` has to one place of the host, where the wire can copy it now: only the
-    /// response is left to be sent then.
-    #[inline]
-    pub fn push_copy(&mut self, to: &HostMemory, source: &mut CopyTo<'_>) -> bool {
-        match (self, to) {
-            (Self::Rdma(queue), HostMemory::Keyed(to)) => queue.push_copy(*to, source),
-            (
-                Self::Tcp(queue),
-                HostMemory::Transport {
-                    cid, length_bytes, ..
-                },
-            ) => queue.push_now(*cid, *length_bytes, source),
-            _ => false,
-        }
-    }
-
-    /// Pushes `range` of `slab` to one place of the host, where the wire needs no registration and
-    /// nothing else writes there: only the response is left to be sent then.
-    #[inline]
-    pub fn push_held(&mut self, to: &HostMemory, slab: &Arc<Slab>, range: Range<usize>) -> bool {
-        match (self, to) {
-            (Self::Rdma(queue), HostMemory::Keyed(to)) => queue.push_held(*to, slab, range),
-            _ => false,
-        }
-    }
-
-    /// Whether a read had better wait for room: neither [`Queue::push_copy`] nor, where it is
-    /// `held` in memory, [`Queue::push_held`] has taken it, and they may when something has left.
-    #[inline]
-    pub fn defers_push(&mut self, held: bool) -> bool {
-        match self {
-            Self::Rdma(queue) => held && queue.is_full(),
-            Self::Tcp(queue) => queue.with(ControllerQueue::is_full),
-        }
-    }
-
-    /// Whether there are zeroes to push for a transfer of `len_bytes`.
-    #[must_use]
-    #[inline]
-    pub fn has_zeroes(&self, len_bytes: u32) -> bool {
-        match self {
-            Self::Rdma(queue) => queue.has_zeroes(len_bytes),
-            Self::Tcp(_) => true,
+            Self::Rdma(queue) => queue.push(to, source),
+            Self::Tcp(queue) => queue.push(to, source),
         }
     }
 

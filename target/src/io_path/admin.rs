@@ -8,7 +8,7 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_storage::Data;
 use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, Target, Transfer};
-use capstan_transport::{Capsule, HostMemory, Tag};
+use capstan_transport::{Capsule, HostMemory, Piece, Source, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
@@ -253,15 +253,13 @@ fn push_next(
         }) = holds.lend_own(0)
     {
         page.copy_from(0, piece);
-        let len_bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-        let queue = &mut connection.transport;
-        match queue.push_piece(Tag(slot), &holds.host, (page, len_bytes), is_last) {
-            Ok(Some(page)) => holds.take_back_buffer(page),
-            Ok(None) => {}
-            Err(error) => {
-                return respond::not_pushed(resources, connection, slot, holds, &error);
-            }
-        }
+        let piece = Piece {
+            tag: Tag(slot),
+            buffer: page,
+            len_bytes: u32::try_from(piece.len()).unwrap_or(u32::MAX),
+            last: is_last,
+        };
+        respond::lend_source(connection, &mut holds, Source::Piece(piece));
     }
     if is_last {
         let Returning {

@@ -175,8 +175,6 @@ pub(super) enum Own {
     Leased(Buffer),
     /// The spare buffer of the queue.
     Spare(Buffer),
-    /// The shared zeroes.
-    Zeroes,
     /// The storage engine has it, or the wire.
     AtEngine { is_spare: bool },
 }
@@ -185,14 +183,14 @@ impl Own {
     pub(super) fn buffer(&self) -> Option<&Buffer> {
         match self {
             Self::Leased(buffer) | Self::Spare(buffer) => Some(buffer),
-            Self::Nothing | Self::Zeroes | Self::AtEngine { .. } => None,
+            Self::Nothing | Self::AtEngine { .. } => None,
         }
     }
 
     pub(super) fn buffer_mut(&mut self) -> Option<&mut Buffer> {
         match self {
             Self::Leased(buffer) | Self::Spare(buffer) => Some(buffer),
-            Self::Nothing | Self::Zeroes | Self::AtEngine { .. } => None,
+            Self::Nothing | Self::AtEngine { .. } => None,
         }
     }
 
@@ -214,7 +212,7 @@ impl Own {
                 *self = Self::AtEngine { is_spare: true };
                 Some(buffer)
             }
-            other @ (Self::Nothing | Self::Zeroes | Self::AtEngine { .. }) => {
+            other @ (Self::Nothing | Self::AtEngine { .. }) => {
                 *self = other;
                 None
             }
@@ -256,7 +254,7 @@ impl Holds {
             Own::AtEngine { is_spare: false } => (Some(Lent::Leased), None),
             Own::AtEngine { is_spare: true } => (Some(Lent::Spare), None),
             Own::Spare(buffer) => (None, Some(buffer)),
-            Own::Nothing | Own::Leased(_) | Own::Zeroes => (None, None),
+            Own::Nothing | Own::Leased(_) => (None, None),
         };
         let responding = Responding {
             lent,

@@ -69,9 +69,7 @@ pub(super) fn on_data(
             len_bytes = control.transfer().length_bytes().max(len_bytes);
             buffer.zero(out.len()..len_bytes as usize);
         }
-        if let Err(error) = respond::push(connection, slot, &mut holds, len_bytes) {
-            return respond::not_pushed(resources, connection, slot, holds, &error);
-        }
+        respond::push(connection, slot, &mut holds, len_bytes);
     } else {
         holds.own.release();
     }

@@ -139,8 +139,8 @@ mod tests {
             let qp = queue_pair((&mut cm, id), (&port.pd, port.wire.cq()), receives);
             let response = memory.strangers.take(PLACE_RESPONSE_BYTES).unwrap();
             let keys = port.place_keys(&memory);
-            let receives = port.wire.shared_receives();
-            let mut queue = Queue::new(qp.into(), response, keys, receives);
+            let shared = port.wire.shared();
+            let mut queue = Queue::new(qp.into(), response, keys, shared);
             queue.post_receives(&slots).unwrap();
             cm.accept(id, &param).unwrap();
             next(&network, &mut host_cm);

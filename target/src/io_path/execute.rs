@@ -8,9 +8,9 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
-use capstan_transport::{Capsule, CapsuleData, Landed, Pulled, Tag};
+use capstan_transport::{Capsule, CapsuleData, Full, Landed, Pulled, Pushed, Source, Tag};
 
-use super::command::{Command, Holds, OnMedium, Own, Responding, Work};
+use super::command::{Command, Holds, OnMedium, Responding, Work};
 use super::connection::Connection;
 use super::recv::{data_of, land};
 use super::transfer::{host_memory, one_place};
@@ -52,8 +52,8 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             }
             let mut holds = Holds::new(host);
             keep_capsule_data(connection, &io.transfer, capsule, &mut holds);
-            if at_once == AtOnce::Zeroes && connection.has_room_for(&mut holds) {
-                holds.own = Own::Zeroes;
+            let len_bytes = io.transfer.length_bytes();
+            if at_once == AtOnce::Zeroes && push_zeroes(connection, &mut holds, len_bytes) {
                 return respond::finish_io(resources, connection, slot, io, holds, Status::SUCCESS);
             }
             let in_capsule = matches!(io.transfer, Transfer::InCapsule(_));
@@ -105,7 +105,7 @@ pub(super) fn keep_capsule_data(
 pub(super) enum AtOnce {
     /// It is carried out: its data was copied from or to the volume, without a storage operation.
     Done,
-    /// It reads LBAs that are known to be zero: the shared zeroes are its data.
+    /// It reads LBAs that are known to be zero to several places of the host ([`push_zeroes`]).
     Zeroes,
     /// It waits until the wire has room or until its connection's turn comes.
     Later,
@@ -134,31 +134,57 @@ pub(super) fn read_at_once(
     };
     let transport = &mut connection.transport;
     let (host, len_bytes) = (one_place(&io.transfer), io.transfer.length_bytes());
-    if volume.known_zero(range.slba, range.nlb) && transport.has_zeroes(len_bytes) {
-        if transport.push_zeroes_now(&host) {
-            resources.share.moved(len_bytes);
-            return AtOnce::Done;
+    if volume.known_zero(range.slba, range.nlb) {
+        if !host.is_remote() {
+            return AtOnce::Zeroes;
         }
-        return AtOnce::Zeroes;
+        match transport.push(&host, Source::Zeroes(len_bytes)) {
+            Ok(Pushed::UntilReleased) if len_bytes <= READ_AT_ONCE_BYTES_MAX => {
+                // The device moves them.
+                return AtOnce::Done;
+            }
+            Ok(_) => {
+                resources.share.moved(len_bytes);
+                return AtOnce::Done;
+            }
+            Err(_) => {}
+        }
     }
     if fua || !host.is_remote() {
         return AtOnce::Not;
     }
     // A range outside the volume copies nothing here; the storage operation reports the error.
-    let mut read = transport.push_copy(&host, &mut |put| {
+    let mut copy = |put: &mut dyn FnMut(&[u8])| {
         volume.read_in_place(range.slba, range.nlb, put);
-    });
-    let mut held = false;
-    if !read && let Some((slab, range)) = volume.place_of(range.slba, range.nlb) {
-        held = true;
-        read = transport.push_held(&host, slab, range);
+    };
+    let mut pushed = transport.push(&host, Source::Copy(len_bytes, &mut copy));
+    if let Err(Full {
+        until_room: false, ..
+    }) = pushed
+        && let Some((slab, range)) = volume.place_of(range.slba, range.nlb)
+    {
+        pushed = transport.push(&host, Source::Held(slab, range));
     }
-    if read {
-        resources.share.moved(len_bytes);
-    } else if transport.defers_push(held) {
-        return AtOnce::Later;
+    match pushed {
+        Ok(_) => {
+            resources.share.moved(len_bytes);
+            AtOnce::Done
+        }
+        Err(Full {
+            until_room: true, ..
+        }) => AtOnce::Later,
+        Err(_) => AtOnce::Not,
     }
-    AtOnce::done(read)
+}
+
+/// Pushes zeroes to several places of the host, where the wire has so many and there is room in the
+/// send queue.
+pub(super) fn push_zeroes(connection: &mut Connection, holds: &mut Holds, len_bytes: u32) -> bool {
+    connection.has_room_for(holds)
+        && connection
+            .transport
+            .push(&holds.host, Source::Zeroes(len_bytes))
+            .is_ok()
 }
 
 /// Whether the command is a Write with in-capsule data, which only the volume reads.
@@ -268,9 +294,7 @@ pub(super) fn with_buffer(
     let len_bytes = work.transfer().length_bytes();
     if let Some(Data { buffer: sink, .. }) = holds.lend_own(0) {
         let queue = &mut connection.transport;
-        if let Err(error) = queue.pull(Tag(slot), &holds.host, sink, len_bytes) {
-            resources.end(connection, error.to_string());
-        }
+        queue.pull(Tag(slot), &holds.host, sink, len_bytes);
     }
     *connection.command(slot) = Command::Pulling {
         work,

@@ -3,11 +3,11 @@
 use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
-use capstan_rdma::contract::PostError;
+use capstan_storage::Data;
 use capstan_subsystem::{Drained, IoCommand, Permit};
-use capstan_transport::Tag;
+use capstan_transport::{Pushed, Source, Tag};
 
-use super::command::{Command, Holds, Own, Responding, Work};
+use super::command::{Command, Holds, Responding, Work};
 use super::connection::Connection;
 use super::{Resources, admin, control, corrupt, waiting};
 
@@ -45,10 +45,7 @@ pub(super) fn finish_io(
 ) {
     connection.release_receive(&mut holds);
     if io.operation.moves_data_to_host() && status.is_success() {
-        let len_bytes = io.transfer.length_bytes();
-        if let Err(error) = push(connection, slot, &mut holds, len_bytes) {
-            return not_pushed(resources, connection, slot, holds, &error);
-        }
+        push(connection, slot, &mut holds, io.transfer.length_bytes());
     } else {
         holds.own.release();
     }
@@ -61,24 +58,29 @@ pub(super) fn finish_io(
     settle(resources, connection);
 }
 
-/// Pushes the data of the command in `slot`. The buffer belongs to the queue until [`on_returned`].
-pub(super) fn push(
-    connection: &mut Connection,
-    slot: u16,
-    holds: &mut Holds,
-    len_bytes: u32,
-) -> Result<(), PostError> {
-    let queue = &mut connection.transport;
-    if let Own::Zeroes = holds.own {
-        return queue.push_zeroes(&holds.host, len_bytes);
+/// Pushes the data of the command in `slot` from its buffer, which belongs to the queue until
+/// [`on_returned`]. Where it has none, its data is pushed already.
+pub(super) fn push(connection: &mut Connection, slot: u16, holds: &mut Holds, len_bytes: u32) {
+    if let Some(Data { buffer, .. }) = holds.lend_own(0) {
+        let source = Source::Buffer(Tag(slot), buffer, 0..len_bytes);
+        lend_source(connection, holds, source);
+        if holds.own.buffer().is_some() {
+            holds.own.release();
+        }
     }
-    if let Some(source) = holds.lend_own(0)
-        && let Some(copied) = queue.push(Tag(slot), &holds.host, source.buffer, len_bytes)?
-    {
-        holds.take_back_buffer(copied);
-        holds.own.release();
+}
+
+/// Pushes from the buffer of a command, which comes back at once where the queue does not need it.
+pub(super) fn lend_source(connection: &mut Connection, holds: &mut Holds, source: Source<'_>) {
+    let back = match connection.transport.push(&holds.host, source) {
+        Ok(Pushed::UntilReleased) => None,
+        Ok(Pushed::Gone(buffer)) => buffer,
+        // Not of a buffer.
+        Err(full) => full.what.into_buffer(),
+    };
+    if let Some(buffer) = back {
+        holds.take_back_buffer(buffer);
     }
-    Ok(())
 }
 
 /// A buffer belongs to the queue no more: the data of the command in `slot` was pushed from it, or
@@ -103,21 +105,6 @@ pub(super) fn on_returned(
         }
         _ => {}
     }
-}
-
-/// Ends a connection on which data could not be pushed. The device may still read what it was given
-/// before: the queue keeps that until the connection is freed.
-pub(super) fn not_pushed(
-    resources: &mut Resources,
-    connection: &mut Connection,
-    slot: u16,
-    holds: Holds,
-    error: &PostError,
-) {
-    let responding = connection.answered(holds);
-    *connection.command(slot) = Command::Responding(responding);
-    let why = format!("posting an RDMA WRITE failed: {error}");
-    resources.end(connection, why);
 }
 
 /// Responds to an I/O command that is carried out already and has nothing in flight: it needs a

@@ -4,9 +4,9 @@
 use capstan_memory::Short;
 use capstan_nvme_proto::status::Status;
 
-use super::command::{Command, Holds, Own, Work};
+use super::command::{Command, Holds, Work};
 use super::connection::Connection;
-use super::execute::{AtOnce, check_again, on_data, read_at_once, with_buffer};
+use super::execute::{AtOnce, check_again, on_data, push_zeroes, read_at_once, with_buffer};
 use super::phase::Phase;
 use super::{Connections, Resources, respond};
 
@@ -244,7 +244,7 @@ fn go_on_with(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    waiting: Waiting,
+    mut waiting: Waiting,
 ) -> Next {
     if let Work::Io(io) = &waiting.work
         && !waiting.holds.has_capsule_data()
@@ -260,13 +260,13 @@ fn go_on_with(
                 return Next::Went;
             }
             AtOnce::Zeroes => {
-                let Waiting {
-                    work, mut holds, ..
-                } = waiting;
-                holds.own = Own::Zeroes;
-                resources.share.moved(waiting.wanted_bytes);
-                respond::finish(resources, connection, slot, work, holds, Status::SUCCESS);
-                return Next::Went;
+                let len_bytes = io.transfer.length_bytes();
+                if push_zeroes(connection, &mut waiting.holds, len_bytes) {
+                    let Waiting { work, holds, .. } = waiting;
+                    resources.share.moved(len_bytes);
+                    respond::finish(resources, connection, slot, work, holds, Status::SUCCESS);
+                    return Next::Went;
+                }
             }
             AtOnce::Later => {
                 waiting.put_back(connection, slot);

@@ -1,6 +1,6 @@
 //! A queue over RDMA: what a queue does, in work requests and completions of one queue pair.
 //!
-//! * What the queues on one device share: [`Receives`].
+//! * What the queues on one device share with their wire: [`Shared`], and in it [`Receives`].
 //! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
 //!   are under way.
 //! * What happens on them: [`Wire`], which tells their completions apart.
@@ -13,6 +13,7 @@ mod in_place;
 mod queue;
 mod receives;
 mod responses;
+mod shared;
 mod sinks;
 mod sources;
 mod wire;
@@ -20,5 +21,6 @@ mod wr_id;
 
 pub use queue::{Keys, Queue, Zeroes};
 pub use receives::{NoReceives, Receives};
-pub use sinks::{PullError, Sinks};
+pub use shared::Shared;
+pub use sinks::Sinks;
 pub use wire::Wire;

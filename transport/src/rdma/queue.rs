@@ -2,7 +2,6 @@
 
 mod data;
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,8 +16,8 @@ use capstan_rdma::direct::ZERO_COPY_HEAD_BYTES_MAX;
 use zerocopy::IntoBytes;
 
 use super::in_place::InPlaceReceives;
-use super::receives::Receives;
 use super::responses::Responses;
+use super::shared::Shared;
 use super::sinks::{Sink, Sinks};
 use super::sources::Sources;
 use super::wr_id::WrId;
@@ -76,8 +75,7 @@ pub struct Queue {
     /// Sources of the pushes under way.
     sources: Sources,
     keys: Keys,
-    /// The receives of all queues on the device.
-    receives: Rc<RefCell<Receives>>,
+    shared: Rc<Shared>,
     /// One response capsule per tag.
     responses: Buffer,
     in_place: InPlaceReceives,
@@ -106,15 +104,15 @@ enum Life {
 }
 
 impl Queue {
-    /// A queue over `qp`, with a buffer for its response capsules, of a device with `receives`.
+    /// A queue over `qp`, with a buffer for its response capsules, of the wire that has `shared`.
     #[must_use]
-    pub fn new(qp: Pair, responses: Buffer, keys: Keys, receives: Rc<RefCell<Receives>>) -> Self {
+    pub fn new(qp: Pair, responses: Buffer, keys: Keys, shared: Rc<Shared>) -> Self {
         Self {
             qp,
             sinks: VecDeque::new(),
             sources: Sources::default(),
             keys,
-            receives,
+            shared,
             responses,
             in_place: InPlaceReceives::default(),
             outstanding: Responses::default(),
@@ -146,7 +144,7 @@ impl Queue {
     /// # Errors
     /// As [`QueuePair::post_recv`].
     pub fn post_receives(&mut self, slots: &[u32]) -> Result<(), PostError> {
-        self.receives.borrow_mut().post_own(slots, &mut self.qp)
+        self.shared.receives().post_own(slots, &mut self.qp)
     }
 
     /// Its memory for responses has room for SQEs from `sqes_at_bytes` on, and `lists` for the SGL
@@ -205,7 +203,7 @@ impl Queue {
         slot: u32,
         has_data: bool,
     ) -> ([u8; SQE_BYTES as usize], Option<Buffer>) {
-        let mut receives = self.receives.borrow_mut();
+        let mut receives = self.shared.receives();
         let sqe = receives.sqe(slot);
         if has_data {
             return (sqe, receives.take_data(slot));
@@ -230,7 +228,7 @@ impl Queue {
             return None;
         };
         Some(Landed {
-            buffer: self.receives.borrow_mut().take_data(receive)?,
+            buffer: self.shared.receives().take_data(receive)?,
             len_bytes: data.len_bytes,
             receive,
         })
@@ -251,7 +249,7 @@ impl Queue {
 
     /// Posts a receive that has completed, with the buffer of its in-capsule data.
     pub fn post_again(&mut self, receive: u32, buffer: Buffer) {
-        let mut receives = self.receives.borrow_mut();
+        let mut receives = self.shared.receives();
         if self.has_ended() {
             receives.post_again(receive, buffer, None);
         } else {
@@ -402,6 +400,16 @@ impl Queue {
             .sources
             .take_followed(move |slot| !released.contains(&slot));
         sinks.chain(sources)
+    }
+
+    /// Its queue pair has refused a work request: it ends, and [`Event::Ended`](crate::Event::Ended)
+    /// says why.
+    #[cold]
+    fn fail(&mut self, why: String) {
+        if self.life == Life::Open {
+            self.life = Life::Ended;
+            self.shared.failed(self.qp.num(), why);
+        }
     }
 
     /// Its user ends it.

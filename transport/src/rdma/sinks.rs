@@ -41,7 +41,7 @@ impl Sink {
 
 /// Pulling could not be started.
 #[derive(Debug, thiserror::Error)]
-pub enum PullError {
+pub(super) enum PullError {
     /// Its sink could not be registered.
     #[error("registering the sink of an RDMA READ failed: {0}")]
     Sink(#[from] RdmaError),

@@ -1,6 +1,6 @@
 //! What happens on the queues of one device of one reactor: their completions, told apart.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::RefMut;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::queue::Queue;
 use super::receives::Receives;
+use super::shared::Shared;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed};
 use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
@@ -20,7 +21,7 @@ use crate::queue::{Capsule, EndReason, Event, FenceNumber, Pulled, QueueId, Queu
 /// The queues on one device share a completion queue and receives.
 pub struct Wire {
     cq: Rc<dyn CompletionQueue>,
-    receives: Rc<RefCell<Receives>>,
+    shared: Rc<Shared>,
     // The keys are numbers of this program or of a device: no peer can choose them so that they
     // collide.
     queue_of: FxHashMap<QpNum, QueueId>,
@@ -42,7 +43,7 @@ impl Wire {
     pub fn new(cq: Rc<dyn CompletionQueue>, depth: u32, receives: Receives) -> Self {
         Self {
             cq,
-            receives: Rc::new(RefCell::new(receives)),
+            shared: Rc::new(Shared::new(receives)),
             queue_of: FxHashMap::default(),
             completions: vec![WorkCompletion::EMPTY; COMPLETIONS_PER_TURN].into(),
             polled: 0,
@@ -68,13 +69,13 @@ impl Wire {
     /// While the last answer is still there.
     #[must_use]
     pub fn receives(&self) -> RefMut<'_, Receives> {
-        self.receives.borrow_mut()
+        self.shared.receives()
     }
 
-    /// The receives of all queues on the device, for [`Queue::new`].
+    /// What it shares with its queues, for [`Queue::new`].
     #[must_use]
-    pub fn shared_receives(&self) -> Rc<RefCell<Receives>> {
-        Rc::clone(&self.receives)
+    pub fn shared(&self) -> Rc<Shared> {
+        Rc::clone(&self.shared)
     }
 
     /// From now on events of `queue` have the name `id`.
@@ -85,6 +86,7 @@ impl Wire {
     /// The queue is about to be dropped: there are no more events of that name.
     pub fn remove(&mut self, id: QueueId, queue: &Queue) {
         self.queue_of.remove(&queue.num());
+        self.shared.forget(queue.num());
         self.last = None;
         self.fences.all.retain(|fence| fence.queue != id);
         self.ready.retain(|(queue, _)| *queue != id);
@@ -134,6 +136,9 @@ impl Wire {
         if self.has_fences() {
             self.fences.look(queues);
         }
+        if self.shared.has_failed() {
+            self.note_failed();
+        }
         self.polled = self.cq.poll(&mut self.completions);
         self.done = 0;
         let count = u32::try_from(self.polled).unwrap_or(u32::MAX);
@@ -142,6 +147,17 @@ impl Wire {
             self.fences.polled(count, emptied);
         }
         count
+    }
+
+    /// Queue pairs have refused work requests: their queues have ended.
+    #[cold]
+    fn note_failed(&mut self) {
+        for (qp, why) in self.shared.take_failed() {
+            if let Some(&id) = self.queue_of.get(&qp) {
+                let ended = Event::Ended(EndReason::Lost(why));
+                self.ready.push_back((id, ended));
+            }
+        }
     }
 
     /// The next event of what was polled.
@@ -169,7 +185,7 @@ impl Wire {
             if let Some(WrId::Recv(slot)) = wr_id {
                 let taken = named.filter(|(_, queue)| success && !queue.has_ended());
                 let Some((id, queue)) = taken else {
-                    let _ = self.receives.borrow_mut().repost(slot, None);
+                    let _ = self.shared.receives().repost(slot, None);
                     continue;
                 };
                 return Some((id, landed(queue, slot, completion.byte_len)));
@@ -197,7 +213,7 @@ impl Wire {
     /// Arms the completion queue. `true` when there is something to poll already.
     #[must_use]
     pub fn arm(&self) -> bool {
-        !self.ready.is_empty() || self.cq.arm()
+        !self.ready.is_empty() || self.shared.has_failed() || self.cq.arm()
     }
 
     /// Readable, once armed, when there is something to poll.

@@ -7,6 +7,7 @@ use capstan_transport::{EndReason, FenceNumber, Tag};
 use super::capsules::capsule;
 use super::moves::fill;
 use super::over::{Answers, HostEnd, LocalEnd, Over, Seen};
+use super::rdma::SEND_WRS;
 use super::world::World;
 use super::{pattern, success};
 
@@ -286,4 +287,22 @@ pub(crate) fn a_queue_whose_host_does_nothing_ends_all_the_same(over: Over) {
         }
         world.quiesces(&format!("{what}, then {then:?}"));
     }
+}
+
+/// What is posted beyond the send queue is refused: the queue ends, and says why.
+#[test]
+fn a_queue_pair_that_refuses_a_work_request_ends_its_queue() {
+    let mut world = World::new(Over::Loopback);
+    let to = world.ends.offer(1, &[(0, 512)]);
+    for _ in 0..=SEND_WRS {
+        world.push(Tag(1), &to, &pattern(1, 512));
+    }
+    world.take_end();
+    let reason = world.seen.iter().find_map(|seen| match seen {
+        Seen::Ended(EndReason::Lost(why)) => Some(why.clone()),
+        _ => None,
+    });
+    let reason = reason.expect("the queue was lost");
+    assert!(reason.contains("posting an RDMA WRITE failed"), "{reason}");
+    world.quiesces("a refused work request");
 }

@@ -3,10 +3,11 @@
 use capstan_memory::{Pages, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
-use capstan_transport::Tag;
+use capstan_transport::{Source, Tag};
 use zerocopy::IntoBytes;
 
 use super::over::{Answers, Over, Seen};
+use super::rdma::ZEROES_BYTES;
 use super::world::World;
 use super::{pattern, success};
 
@@ -97,10 +98,13 @@ pub(crate) fn what_is_pushed_without_a_buffer_comes_before_its_response(over: Ov
     );
     held.copy_from(0, &here);
     let to = world.ends.offer(3, &[(8192, 8192)]);
+    let refused = Err(false);
     let copied = world.push_copy(&to, &here);
-    assert_eq!(copied, can.copies);
-    let held = !copied && world.push_held(&to, memory.slab());
-    assert_eq!(held, can.holds);
+    assert_eq!(copied, if can.copies { Ok(()) } else { refused });
+    if copied.is_err() {
+        let held = world.push_held(&to, memory.slab());
+        assert_eq!(held, if can.holds { Ok(()) } else { refused });
+    }
     let responded = world.queue().respond_now(&success(3), None);
     assert_eq!(responded, can.responds_now);
     world.queue().flush();
@@ -122,16 +126,9 @@ pub(crate) fn zeroes_come_before_their_response(over: Over) {
         world.ends.put_data(0, &pattern(1, 65_536));
         let to = world.ends.offer(4, &[(0, len_bytes)]);
         // As with other memory that is held, or else with a work request.
-        if len_bytes == 4096 {
-            let can = over.abilities();
-            let pushed = world.queue().push_zeroes_now(&to);
-            assert_eq!(pushed, can.holds || can.copies && !can.has_lists);
-            if !pushed {
-                world.push_zeroes(&to);
-            }
-        } else {
-            world.push_zeroes(&to);
-        }
+        let can = over.abilities();
+        let is_gone = world.push_zeroes(&to);
+        assert_eq!(is_gone, can.holds || can.copies && !can.has_lists);
         world.respond(Tag(4), success(4), true);
         world.responses(1);
         assert!(world.ends.data(0, len_bytes).iter().all(|byte| *byte == 0));
@@ -184,14 +181,19 @@ pub(crate) fn fill(world: &mut World) -> usize {
     assert!(!world.queue().is_full());
     world.ends.host_reads(false);
     let mut pushed = 0;
-    while match can.copies {
-        true => world.push_copy(&to, &bytes),
-        false => world.push_held(&to, memory.slab()),
-    } {
+    let refused = loop {
+        let taken = match can.copies {
+            true => world.push_copy(&to, &bytes),
+            false => world.push_held(&to, memory.slab()),
+        };
+        if taken.is_err() {
+            break taken;
+        }
         world.queue().flush();
         pushed += 1;
         assert!(pushed < 10_000, "a queue that is never full");
-    }
+    };
+    assert_eq!(refused, Err(true), "there is to be room again");
     assert!(pushed > 0 && world.queue().is_full());
     pushed
 }
@@ -243,6 +245,18 @@ pub(crate) fn the_last_responses_are_told_of_when_that_is_asked_for(over: Over) 
     let released: Vec<_> = (0..5).map(|slot| Seen::Released(Tag(slot))).collect();
     assert_eq!(world.seen, released);
     assert_eq!(world.queue().unsignaled_responses(), 0);
+}
+
+/// The wire has so many zeroes, and takes no more than those.
+#[test]
+fn more_zeroes_than_the_wire_has_come_back() {
+    for over in [Over::Loopback, Over::Sockets, Over::SharedMemory] {
+        let mut world = World::new(over);
+        let to = world.ends.offer(1, &[(0, ZEROES_BYTES + 1)]);
+        let pushed = world.queue().push(&to, Source::Zeroes(ZEROES_BYTES + 1));
+        let full = pushed.expect_err("it has fewer");
+        assert!(!full.until_room, "{over:?}: {full:?}");
+    }
 }
 
 /// As many R2Ts of a command are outstanding as the host allows, and no more.

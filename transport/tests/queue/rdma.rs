@@ -22,7 +22,9 @@ use super::world::{DATA_BYTES, ENTRIES, Named, PATIENCE, QUEUE};
 
 const COMPLETIONS: u32 = 256;
 const POOL_BYTES: usize = 4 << 20;
-const ZEROES_BYTES: u32 = 64 << 10;
+pub(crate) const ZEROES_BYTES: u32 = 64 << 10;
+/// Work requests that the send queue of either end takes.
+pub(crate) const SEND_WRS: u32 = 64;
 /// Receives of the host for responses.
 const RESPONSES: u32 = 32;
 
@@ -55,7 +57,7 @@ impl End {
         QpConfig {
             send_cq: Rc::clone(&self.cq),
             recv_cq: Rc::clone(&self.cq),
-            send_wr_max: 64,
+            send_wr_max: SEND_WRS,
             receives,
             send_sge_max: 1,
             recv_sge_max: 2,
@@ -272,7 +274,7 @@ fn queue(
         }),
     };
     let responses = pool.take(4096).expect("memory");
-    let mut queue = RdmaQueue::new(qp.into(), responses, keys, wire.shared_receives());
+    let mut queue = RdmaQueue::new(qp.into(), responses, keys, wire.shared());
     queue.post_receives(&slots).expect("room");
     (wire, queue)
 }

@@ -1,13 +1,14 @@
 //! A queue of the controller's side over one of the wires, its user, and a host.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capstan_memory::{Buffer, Slab};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_transport::{
-    Capsule, CapsuleData, Event, FenceNumber, HostMemory, Pulled, Queue, QueueId, Queues, Tag,
-    rdma, tcp,
+    Capsule, CapsuleData, Event, FenceNumber, Full, HostMemory, Piece, Pulled, Pushed, Queue,
+    QueueId, Queues, Source, Tag, rdma, tcp,
 };
 use zerocopy::IntoBytes;
 
@@ -222,7 +223,7 @@ impl World {
     pub(crate) fn pull(&mut self, tag: Tag, from: &HostMemory, len_bytes: u32) {
         let sink = self.buffer(len_bytes);
         let queue = self.queue();
-        queue.pull(tag, from, sink, len_bytes).expect("it is taken");
+        queue.pull(tag, from, sink, len_bytes);
         queue.flush();
         self.commands.insert(tag, Command::default());
     }
@@ -239,24 +240,28 @@ impl World {
     pub(crate) fn push(&mut self, tag: Tag, to: &HostMemory, bytes: &[u8]) {
         let source = self.buffer_of(bytes);
         let len_bytes = source.len_bytes().min(to.len_bytes());
-        let copied = self.queue().push(tag, to, source, len_bytes).expect("room");
-        let command = Command {
-            buffer: copied,
-            unanswered: true,
-        };
-        self.commands.insert(tag, command);
+        let source = Source::Buffer(tag, source, 0..len_bytes);
+        self.push_from(tag, to, source, true);
     }
 
     /// Pushes a piece of the data of the command `tag`.
     pub(crate) fn push_piece(&mut self, tag: Tag, to: &HostMemory, bytes: &[u8], last: bool) {
-        let source = self.buffer_of(bytes);
-        let len_bytes = u32::try_from(bytes.len()).expect("a few");
-        let source = (source, len_bytes);
-        let pushed = self.queue().push_piece(tag, to, source, last);
-        let command = Command {
-            buffer: pushed.expect("room"),
-            unanswered: last,
+        let piece = Piece {
+            tag,
+            buffer: self.buffer_of(bytes),
+            len_bytes: u32::try_from(bytes.len()).expect("a few"),
+            last,
         };
+        self.push_from(tag, to, Source::Piece(piece), last);
+    }
+
+    fn push_from(&mut self, tag: Tag, to: &HostMemory, source: Source<'_>, unanswered: bool) {
+        let buffer = match self.queue().push(to, source) {
+            Ok(Pushed::Gone(buffer)) => buffer,
+            Ok(Pushed::UntilReleased) => None,
+            Err(full) => panic!("a buffer is always taken: {full:?}"),
+        };
+        let command = Command { buffer, unanswered };
         self.commands.insert(tag, command);
     }
 
@@ -268,21 +273,23 @@ impl World {
         });
     }
 
-    pub(crate) fn push_zeroes(&mut self, to: &HostMemory) {
-        let len_bytes = to.len_bytes();
-        assert!(self.queue().has_zeroes(len_bytes));
-        self.queue().push_zeroes(to, len_bytes).expect("room");
+    /// Pushes zeroes. Whether the wire has all that it needs for that.
+    pub(crate) fn push_zeroes(&mut self, to: &HostMemory) -> bool {
+        let pushed = self.queue().push(to, Source::Zeroes(to.len_bytes()));
+        matches!(pushed.expect("zeroes"), Pushed::Gone(None))
     }
 
-    /// Pushes bytes that are copied during the call. Whether the wire took them so.
-    pub(crate) fn push_copy(&mut self, to: &HostMemory, bytes: &[u8]) -> bool {
-        self.queue().push_copy(to, &mut |put| put(bytes))
+    /// Pushes bytes that are copied during the call. Where the wire does not take them so: whether
+    /// it tells of room.
+    pub(crate) fn push_copy(&mut self, to: &HostMemory, bytes: &[u8]) -> Result<(), bool> {
+        let source = &mut |put: &mut dyn FnMut(&[u8])| put(bytes);
+        without_buffer(self.queue().push(to, Source::Copy(to.len_bytes(), source)))
     }
 
-    /// Pushes the start of a slab, which stays as it is. Whether the wire took it so.
-    pub(crate) fn push_held(&mut self, to: &HostMemory, slab: &std::sync::Arc<Slab>) -> bool {
-        let range = 0..to.len_bytes() as usize;
-        self.queue().push_held(to, slab, range)
+    /// As [`World::push_copy`], of the start of a slab, which stays as it is.
+    pub(crate) fn push_held(&mut self, to: &HostMemory, slab: &Arc<Slab>) -> Result<(), bool> {
+        let source = Source::Held(slab, 0..to.len_bytes() as usize);
+        without_buffer(self.queue().push(to, source))
     }
 
     pub(crate) fn respond(&mut self, tag: Tag, cqe: Cqe, waits: bool) {
@@ -393,6 +400,15 @@ impl Drop for World {
         // Queue pairs go before their connections.
         self.remove();
     }
+}
+
+/// A source without a buffer leaves nothing to be released, or comes back.
+fn without_buffer(pushed: Result<Pushed, Full<Source<'_>>>) -> Result<(), bool> {
+    match pushed {
+        Ok(pushed) => assert!(matches!(pushed, Pushed::Gone(None)), "{pushed:?}"),
+        Err(full) => return Err(full.until_room),
+    }
+    Ok(())
 }
 
 /// Takes the data of a capsule; where it `stays`, in memory that the user can keep.

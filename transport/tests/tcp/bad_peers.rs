@@ -437,11 +437,8 @@ fn what_is_moved_after_the_end_comes_back() {
     let sink = pool.take(4096).expect("memory");
     controller.pull(Tag(1), 1, 4096, sink).expect("taken");
     let source = pool.take(4096).expect("memory");
-    let pushed = controller.push(
-        Tag(2),
-        2,
-        capstan_transport::Source::Buffer(source, 0..4096),
-    );
+    let source = capstan_transport::Source::Buffer(Tag(2), source, 0..4096);
+    let pushed = controller.push(2, source);
     assert!(pushed.is_ok());
     let events = controller_events(&mut controller);
     let [

@@ -126,7 +126,7 @@ fn a_read_is_answered_byte_for_byte_as_the_linux_target_does() {
         let data = &answer[start..start + 4096];
         let cid = sqe.cid.get();
         let mut copy = |to: &mut dyn FnMut(&[u8])| to(data);
-        let pushed = queue.push(Tag(0), cid, Source::Copy(4096, &mut copy));
+        let pushed = queue.push(cid, Source::Copy(4096, &mut copy));
         assert!(pushed.is_ok());
         queue.respond(&Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
         assert_eq!(

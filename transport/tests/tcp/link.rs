@@ -80,7 +80,7 @@ impl Ends {
                     }
                     let pushed = self
                         .controller
-                        .push(tag, cid, Source::Buffer(buffer, 0..len));
+                        .push(cid, Source::Buffer(tag, buffer, 0..len));
                     assert!(pushed.is_ok());
                     let cqe = Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0);
                     self.controller.respond(&cqe);

@@ -211,19 +211,19 @@ impl Pair {
                     .expect("an open queue");
                 return;
             }
-            Kind::Flush => Ok(Pushed::Gone),
+            Kind::Flush => Ok(Pushed::Gone(None)),
             Kind::ReadBuffer => {
                 let mut source = self.pool.take(len + 100).expect("memory");
                 source.copy_from(100, &pattern(cid, len));
                 self.controller
-                    .push(tag, cid, Source::Buffer(source, 100..len + 100))
+                    .push(cid, Source::Buffer(tag, source, 100..len + 100))
             }
-            Kind::ReadZeroes => self.controller.push(tag, cid, Source::Zeroes(len)),
+            Kind::ReadZeroes => self.controller.push(cid, Source::Zeroes(len)),
             Kind::ReadCopy => {
                 let bytes = pattern(cid, len);
                 let mut copy = |to: &mut dyn FnMut(&[u8])| bytes.chunks(999).for_each(to);
-                let pushed = self.controller.push(tag, cid, Source::Copy(len, &mut copy));
-                assert_eq!(pushed.expect("room"), Pushed::Gone);
+                let pushed = self.controller.push(cid, Source::Copy(len, &mut copy));
+                assert!(matches!(pushed, Ok(Pushed::Gone(None))), "{pushed:?}");
                 return self.respond(cid, Status::SUCCESS);
             }
         };

@@ -53,7 +53,7 @@ fn answer(controller: &mut ControllerQueue, memory: &Pool) -> u16 {
         if controller.push_copied(cid, LEN, source.raw()) {
             copied += 1;
         } else {
-            let pushed = controller.push(Tag(cid), cid, Source::Buffer(source, 0..LEN));
+            let pushed = controller.push(cid, Source::Buffer(Tag(cid), source, 0..LEN));
             pushed.expect("a buffer is always taken");
         }
         controller.respond(&Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));

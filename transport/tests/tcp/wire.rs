@@ -261,7 +261,7 @@ fn a_host_that_reads_late_gets_everything() {
         source.copy_from(0, &cid.to_le_bytes());
         let queue = world.queue(0);
         queue.with(|queue| {
-            let pushed = queue.push(Tag(cid), cid, Source::Buffer(source, 0..LEN));
+            let pushed = queue.push(cid, Source::Buffer(Tag(cid), source, 0..LEN));
             pushed.expect("taken");
             queue.respond(&success(cid));
         });
@@ -308,8 +308,9 @@ fn a_host_behind_a_slow_network_makes_headway_before_the_kernel_takes_more() {
     let capsules = world.events(PUSHES.into());
     assert_eq!(capsules.len(), usize::from(PUSHES));
     for cid in 0..PUSHES {
-        let source = Source::Buffer(world.pool.take(LEN).expect("memory"), 0..LEN);
-        let pushed = (world.queue(0)).with(|queue| queue.push(Tag(cid), cid, source));
+        let memory = world.pool.take(LEN).expect("memory");
+        let source = Source::Buffer(Tag(cid), memory, 0..LEN);
+        let pushed = (world.queue(0)).with(|queue| queue.push(cid, source));
         pushed.expect("taken");
     }
     world.queue(0).flush();

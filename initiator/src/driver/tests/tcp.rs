@@ -221,7 +221,7 @@ impl Peer {
             let len = u32::try_from(answer.data.len()).unwrap();
             let mut buffer = self.pool.take(len).unwrap();
             buffer.copy_from(0, &answer.data);
-            let pushed = queue.push(tag, cid, Source::Buffer(buffer, 0..len));
+            let pushed = queue.push(cid, Source::Buffer(tag, buffer, 0..len));
             assert!(pushed.is_ok());
         }
         let head = match flow_control {

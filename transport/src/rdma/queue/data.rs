@@ -9,17 +9,20 @@ use capstan_rdma::contract::{PostError, RKey, Remote, SendOp, Sge};
 use super::super::sinks::{PullError, Sink};
 use super::super::wr_id::WrId;
 use super::Queue;
-use crate::data::{CopyTo, HostMemory, KeyedBuffer};
+use crate::data::{CopyTo, Full, HostMemory, KeyedBuffer, Piece, Pushed, Source};
 use crate::queue::Tag;
 
 impl Queue {
     /// Pulls `len_bytes` from the host into `sink`, for the command `tag`. The sink belongs to the
-    /// queue until [`Event::Pulled`](crate::Event::Pulled), and until it is dropped where it ends.
-    ///
-    /// # Errors
-    /// The sink could not be registered, or the queue pair takes no more: then the queue is to be
-    /// ended.
-    pub fn pull(
+    /// queue until [`Event::Pulled`](crate::Event::Pulled), and until it is dropped where it ends:
+    /// so it does where the sink cannot be registered, or the queue pair takes no more.
+    pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
+        if let Err(error) = self.post_pull(tag, from, sink, len_bytes) {
+            self.fail(error.to_string());
+        }
+    }
+
+    fn post_pull(
         &mut self,
         tag: Tag,
         from: &HostMemory,
@@ -45,40 +48,52 @@ impl Queue {
         None
     }
 
-    /// Pushes the first `len_bytes` of `source` to the host, for the command `tag`. The source
-    /// belongs to the queue until [`Event::Released`](crate::Event::Released) of the response that
-    /// is posted behind it, with which it comes back; and where none is, until the queue is
-    /// dropped. It comes back at once where it is not needed.
+    /// Pushes `source` to the host. A buffer is always taken: it belongs to the queue until
+    /// [`Event::Returned`](crate::Event::Returned) or
+    /// [`Event::Released`](crate::Event::Released), and until the queue is dropped where it ends
+    /// before. What provider and device take without a work request is taken so.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`](capstan_rdma::contract::QueuePair::post_send): then the queue is
-    /// to be ended.
+    /// The source, where it needs a work request and is in no memory that has a key.
     #[inline]
-    pub fn push(
+    pub fn push<'s>(
         &mut self,
-        tag: Tag,
         to: &HostMemory,
-        source: Buffer,
-        len_bytes: u32,
-    ) -> Result<Option<Buffer>, PostError> {
-        self.push_from(tag, to, (source, len_bytes), None)
-    }
-
-    /// As [`Queue::push`], of a piece of the data of the command while there is more: its source
-    /// comes back when it has left.
-    ///
-    /// # Errors
-    /// As [`Queue::push`].
-    pub fn push_piece(
-        &mut self,
-        tag: Tag,
-        to: &HostMemory,
-        source: Buffer,
-        len_bytes: u32,
-    ) -> Result<Option<Buffer>, PostError> {
-        let pushed = self.push_from(tag, to, (source, len_bytes), Some(WrId::Push(tag.0)))?;
-        self.sources.followed(tag);
-        Ok(pushed)
+        source: Source<'s>,
+    ) -> Result<Pushed, Full<Source<'s>>> {
+        match source {
+            Source::Copy(len_bytes, copy) => match one_place(to, len_bytes as usize) {
+                Some(to) if self.copy_now(to, copy) => Ok(Pushed::Gone(None)),
+                _ => Err(Full {
+                    what: Source::Copy(len_bytes, copy),
+                    until_room: false,
+                }),
+            },
+            Source::Held(slab, range) => match one_place(to, range.len()) {
+                Some(to) if self.write_held(to, slab, range.clone()) => Ok(Pushed::Gone(None)),
+                _ => Err(Full {
+                    what: Source::Held(slab, range),
+                    until_room: self.qp.write_would_block(),
+                }),
+            },
+            Source::Zeroes(len_bytes) => match self.push_zeroes(to, len_bytes) {
+                Some(pushed) => Ok(pushed),
+                None => Err(Full {
+                    what: Source::Zeroes(len_bytes),
+                    until_room: false,
+                }),
+            },
+            Source::Buffer(tag, buffer, range) => {
+                let data = Sge {
+                    addr: buffer.addr() + u64::from(range.start),
+                    ..self
+                        .keys
+                        .sge(&buffer, range.end.saturating_sub(range.start))
+                };
+                Ok(self.push_from(tag, to, (buffer, data), None))
+            }
+            Source::Piece(piece) => Ok(self.push_piece(to, piece)),
+        }
     }
 
     #[inline]
@@ -86,17 +101,41 @@ impl Queue {
         &mut self,
         tag: Tag,
         to: &HostMemory,
-        (source, len_bytes): (Buffer, u32),
+        (source, data): (Buffer, Sge),
         last: Option<WrId>,
-    ) -> Result<Option<Buffer>, PostError> {
-        if len_bytes == 0 {
-            return Ok(Some(source));
+    ) -> Pushed {
+        if data.len_bytes == 0 {
+            return Pushed::Gone(Some(source));
         }
-        let data = self.keys.sge(&source, len_bytes);
         // Before an error as well: what was posted until then may still be read there.
         self.sources.put(tag, source);
-        self.each_buffer(to, data, SendOp::Write, last)?;
-        Ok(None)
+        let posted = self.each_buffer(to, data, SendOp::Write, last);
+        self.written(posted);
+        Pushed::UntilReleased
+    }
+
+    fn push_piece(&mut self, to: &HostMemory, piece: Piece) -> Pushed {
+        let Piece {
+            tag,
+            buffer,
+            len_bytes,
+            last,
+        } = piece;
+        let data = self.keys.sge(&buffer, len_bytes);
+        let signal = (!last).then_some(WrId::Push(tag.0));
+        let pushed = self.push_from(tag, to, (buffer, data), signal);
+        if !last {
+            self.sources.followed(tag);
+        }
+        pushed
+    }
+
+    /// RDMA WRITEs were posted, or the queue has failed.
+    #[inline]
+    fn written(&mut self, posted: Result<(), PostError>) {
+        if let Err(error) = posted {
+            self.fail(format!("posting an RDMA WRITE failed: {error}"));
+        }
     }
 
     /// A push has left, or the response behind it. Returns the source of the push.
@@ -105,66 +144,45 @@ impl Queue {
         self.sources.take(tag)
     }
 
-    /// As [`Queue::push`], of the shared zeroes.
-    ///
-    /// # Errors
-    /// As [`Queue::push`].
-    pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) -> Result<(), PostError> {
-        let Some(zeroes) = &self.keys.zeroes else {
-            return Ok(());
-        };
+    /// Pushes the shared zeroes: from their memory without a work request, or else with one. `None`
+    /// where they are fewer.
+    #[inline]
+    fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) -> Option<Pushed> {
+        let zeroes = self.keys.zeroes.as_ref();
+        let zeroes = zeroes.filter(|zeroes| len_bytes <= zeroes.sge.len_bytes)?;
         let data = Sge {
             len_bytes,
             ..zeroes.sge
         };
-        self.each_buffer(to, data, SendOp::Write, None)
+        let len = len_bytes as usize;
+        if let Some(to) = one_place(to, len)
+            && self.qp.write_from_slab(remote(to), &zeroes.slab, 0..len)
+        {
+            self.unflushed += 1;
+            return Some(Pushed::Gone(None));
+        }
+        let posted = self.each_buffer(to, data, SendOp::Write, None);
+        self.written(posted);
+        Some(Pushed::UntilReleased)
     }
 
-    /// Whether the shared zeroes hold a transfer of `len_bytes`.
-    #[must_use]
+    /// Pushes what `copy` has, where the provider can copy it now.
     #[inline]
-    pub fn has_zeroes(&self, len_bytes: u32) -> bool {
-        let zeroes = self.keys.zeroes.as_ref();
-        zeroes.is_some_and(|zeroes| len_bytes <= zeroes.sge.len_bytes)
-    }
-
-    /// As [`Queue::push_held`], of the shared zeroes.
-    #[inline]
-    pub fn push_zeroes_now(&mut self, to: KeyedBuffer) -> bool {
-        let Self {
-            qp,
-            keys,
-            unflushed,
-            ..
-        } = self;
-        let Some(zeroes) = &keys.zeroes else {
-            return false;
-        };
-        let written = qp.write_from_slab(remote(to), &zeroes.slab, 0..to.len_bytes as usize);
-        *unflushed += u32::from(written);
-        written
-    }
-
-    /// Pushes what `source` has to the host, where the wire can copy it now: only the response is
-    /// left to be sent then.
-    #[inline]
-    pub fn push_copy(&mut self, to: KeyedBuffer, source: &mut CopyTo<'_>) -> bool {
-        let written = self.qp.write_inline(remote(to), to.len_bytes, source);
+    fn copy_now(&mut self, to: KeyedBuffer, copy: &mut CopyTo<'_>) -> bool {
+        let written = self.qp.write_inline(remote(to), to.len_bytes, copy);
         self.unflushed += u32::from(written);
         written
     }
 
-    /// Pushes `range` of `slab` to the host, where the wire needs no registration and nothing else
-    /// writes there: only the response is left to be sent then.
+    /// Pushes `range` of `slab` from where it is, where the provider needs no registration.
     #[inline]
-    pub fn push_held(&mut self, to: KeyedBuffer, slab: &Arc<Slab>, range: Range<usize>) -> bool {
-        let written = range.len() == to.len_bytes as usize
-            && self.qp.write_from_slab(remote(to), slab, range);
+    fn write_held(&mut self, to: KeyedBuffer, slab: &Arc<Slab>, range: Range<usize>) -> bool {
+        let written = self.qp.write_from_slab(remote(to), slab, range);
         self.unflushed += u32::from(written);
         written
     }
 
-    /// Whether [`Queue::push_held`] takes nothing only because the wire is full: it does again when
+    /// Whether a [`Source::Held`] is not taken only because the wire is full: it is again when
     /// something has left.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -203,6 +221,16 @@ impl Queue {
     }
 }
 
+/// The memory of the host, where all of it is in one place and it has so many bytes.
+#[inline]
+fn one_place(host: &HostMemory, len: usize) -> Option<KeyedBuffer> {
+    match host {
+        HostMemory::Keyed(buffer) if buffer.len_bytes as usize == len => Some(*buffer),
+        _ => None,
+    }
+}
+
+#[inline]
 fn remote(buffer: KeyedBuffer) -> Remote {
     Remote {
         addr: buffer.address,

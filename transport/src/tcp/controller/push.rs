@@ -38,11 +38,10 @@ impl ControllerQueue {
     /// after [`Event::Quiesced`].
     ///
     /// # Errors
-    /// The source: until there is room ([`Source::Copy`]), or as another kind ([`Source::Held`]
-    /// always, [`Source::Buffer`] where the range is not inside).
+    /// The source: until there is room ([`Source::Copy`]), or as another kind ([`Source::Held`] and
+    /// [`Source::Piece`] always, [`Source::Buffer`] where the range is not inside).
     pub fn push<'s>(
         &mut self,
-        tag: Tag,
         cid: u16,
         mut source: Source<'s>,
     ) -> Result<Pushed, Full<Source<'s>>> {
@@ -51,8 +50,8 @@ impl ControllerQueue {
         let agreed = side.agreed.filter(|_| self.stream.is_open());
         let out = &mut self.stream.out;
         let fits = match &source {
-            Source::Buffer(buffer, range) => range.end <= buffer.len_bytes(),
-            Source::Held(..) => false,
+            Source::Buffer(_, buffer, range) => range.end <= buffer.len_bytes(),
+            Source::Piece(_) | Source::Held(..) => false,
             Source::Zeroes(_) | Source::Copy(..) => true,
         };
         let (true, Ok(length_bytes)) = (fits, u32::try_from(len)) else {
@@ -62,11 +61,11 @@ impl ControllerQueue {
             });
         };
         let Some((_, writer)) = agreed else {
-            if let Source::Buffer(buffer, _) = source {
+            if let Source::Buffer(tag, buffer, _) = source {
                 side.events.push_back(Event::Returned(tag, buffer));
                 return Ok(Pushed::UntilReleased);
             }
-            return Ok(Pushed::Gone);
+            return Ok(Pushed::Gone(None));
         };
         let is_full = out.staged_bytes() >= STAGED_MAX_BYTES;
         if is_full && matches!(source, Source::Copy(..)) {
@@ -77,14 +76,16 @@ impl ControllerQueue {
             });
         }
         if length_bytes == 0 {
-            return Ok(Pushed::Gone);
+            return Ok(Pushed::Gone(source.into_buffer()));
         }
         let data = whole(cid, length_bytes);
         let head = writer.c2h_data(&data);
         let pdu_bytes = copied_bytes(head.as_bytes(), len);
         let min_bytes = match &source {
             Source::Zeroes(_) => ZEROES_MIN_BYTES,
-            Source::Buffer(..) | Source::Held(..) | Source::Copy(..) => DIRECT_MIN_BYTES,
+            Source::Buffer(..) | Source::Piece(_) | Source::Held(..) | Source::Copy(..) => {
+                DIRECT_MIN_BYTES
+            }
         };
         if let Source::Copy(..) = source {
             out.reserve_anyway(pdu_bytes);
@@ -93,11 +94,14 @@ impl ControllerQueue {
         let at = out.stage(head.as_bytes());
         side.head = Some(Head { at, data });
         let has_digest = head.has_data_digest();
-        let pushed = stage_source(out, tag.0, &mut source, (length_bytes, copies), has_digest);
-        if let (Source::Buffer(buffer, _), Pushed::UntilReleased) = (source, pushed) {
-            side.slot(tag).source = Some(buffer);
+        let is_staged = stage_source(out, &mut source, (length_bytes, copies), has_digest);
+        match source {
+            Source::Buffer(tag, buffer, _) if !is_staged => {
+                side.slot(tag).source = Some(buffer);
+                Ok(Pushed::UntilReleased)
+            }
+            source => Ok(Pushed::Gone(source.into_buffer())),
         }
-        Ok(pushed)
     }
 
     /// Sends all data of the command `cid`, `length_bytes` of it, if there is room and memory to
@@ -248,17 +252,17 @@ fn copied_bytes(head: &[u8], data_bytes: usize) -> usize {
         .saturating_add(DIGEST_BYTES)
 }
 
-/// Queues so many bytes of `source`, copied or not, and their digest behind them.
+/// Queues so many bytes of `source`, copied or not, and their digest behind them. `false` where
+/// they are to leave from the buffer that they are in.
 fn stage_source(
     out: &mut Outgoing,
-    slot: u16,
     source: &mut Source<'_>,
     (length_bytes, copies): (u32, bool),
     has_digest: bool,
-) -> Pushed {
+) -> bool {
     let len = length_bytes as usize;
     let start = out.mark();
-    let (pushed, digest) = match source {
+    let (is_staged, digest) = match source {
         Source::Copy(_, copy) => {
             let mut have = 0_usize;
             copy(&mut |bytes| {
@@ -267,32 +271,32 @@ fn stage_source(
                 have = have.saturating_add(some);
             });
             out.stage_zeroes(len.saturating_sub(have));
-            (Pushed::Gone, None)
+            (true, None)
         }
         Source::Zeroes(_) if copies => {
             out.stage_zeroes(len);
-            (Pushed::Gone, None)
+            (true, None)
         }
         Source::Zeroes(_) => {
             out.zeroes(len);
-            (Pushed::Gone, has_digest.then(|| crc32c_zeroes(len)))
+            (true, has_digest.then(|| crc32c_zeroes(len)))
         }
-        Source::Buffer(buffer, range) if copies => {
+        Source::Buffer(_, buffer, range) if copies => {
             out.stage_raw(buffer.raw().skip(range.start as usize), len);
-            (Pushed::Gone, None)
+            (true, None)
         }
-        Source::Buffer(buffer, range) => {
-            out.memory(slot, range.start, len);
+        Source::Buffer(Tag(slot), buffer, range) => {
+            out.memory(*slot, range.start, len);
             let bytes = buffer.raw().skip(range.start as usize);
             let digest = has_digest.then(|| crc32c_raw(bytes, len));
-            (Pushed::UntilReleased, digest)
+            (false, digest)
         }
         // Refused before.
-        Source::Held(..) => (Pushed::Gone, None),
+        Source::Piece(_) | Source::Held(..) => (true, None),
     };
     if has_digest {
         let digest = digest.unwrap_or_else(|| crc32c(out.staged_from(start)));
         out.stage(&digest.to_le_bytes());
     }
-    pushed
+    is_staged
 }

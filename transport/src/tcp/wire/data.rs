@@ -1,12 +1,14 @@
 //! Data from the host and to it, as the user of a queue has it.
 
+use std::ops::Range;
+
 use capstan_memory::Buffer;
 
 use super::super::controller::Part;
 use super::super::limits::DIRECT_MIN_BYTES;
 use super::super::stream::End;
 use super::Queue;
-use crate::data::{CopyTo, HostMemory, Source};
+use crate::data::{Full, HostMemory, Piece, Pushed, Source};
 use crate::queue::Tag;
 
 impl Queue {
@@ -21,79 +23,100 @@ impl Queue {
         }
     }
 
-    /// Pushes the first `len_bytes` of `source`. It comes back at once if they are few and there is
-    /// room to copy them, and otherwise with `Event::Returned`.
-    pub fn push(
+    /// Pushes `source` to the host. A buffer is always taken: it comes back at once if its bytes
+    /// are few and there is room to copy them, and otherwise with
+    /// [`Event::Returned`](crate::Event::Returned).
+    ///
+    /// # Errors
+    /// The source, where there is no room to copy it, or it would have to stay as it is.
+    #[inline]
+    pub fn push<'s>(
         &mut self,
-        tag: Tag,
         to: &HostMemory,
-        source: Buffer,
-        len_bytes: u32,
-    ) -> Option<Buffer> {
-        let (cid, bytes) = (cid_of(to), source.raw().first(len_bytes as usize));
-        let few = len_bytes < DIRECT_MIN_BYTES;
-        if len_bytes == 0 || few && self.queue.push_copied(cid, len_bytes, bytes) {
-            return Some(source);
-        }
-        let source = Source::Buffer(source, 0..len_bytes);
-        match self.with(|queue| queue.push(tag, cid, source)) {
-            Ok(_) => None,
-            Err(full) => {
-                // Only what lies outside of the buffer is refused.
-                self.end(End::Now);
-                match full.what {
-                    Source::Buffer(source, _) => Some(source),
-                    Source::Zeroes(_) | Source::Held(..) | Source::Copy(..) => None,
-                }
-            }
-        }
-    }
-
-    /// Pushes `len_bytes` of zeroes.
-    pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) {
-        // Zeroes are always taken, and concern no tag.
-        let _ = self.with(|queue| queue.push(Tag(0), cid_of(to), Source::Zeroes(len_bytes)));
-    }
-
-    /// Pushes what `copy` puts, where there is room for it now and it puts all of it.
-    pub fn push_now(&mut self, cid: u16, len_bytes: u32, copy: &mut CopyTo<'_>) -> bool {
-        len_bytes < DIRECT_MIN_BYTES && self.queue.push_now(cid, len_bytes, copy)
-    }
-
-    /// Pushes a piece of what a command returns: the first `len_bytes` of `source`, copied. Where
-    /// it is not the last the source comes back with `Event::Returned`, when the socket has taken
-    /// it; where it is, at once, and zeroes take the place of what the host has asked for beyond
-    /// it.
-    pub fn push_piece(
-        &mut self,
-        tag: Tag,
-        to: &HostMemory,
-        (source, len_bytes): (Buffer, u32),
-        last: bool,
-    ) -> Option<Buffer> {
+        source: Source<'s>,
+    ) -> Result<Pushed, Full<Source<'s>>> {
         let HostMemory::Transport {
             cid,
             offset_bytes,
             length_bytes,
         } = *to
         else {
-            return Some(source);
+            // The host has no memory for it.
+            return Ok(Pushed::Gone(source.into_buffer()));
         };
+        match source {
+            Source::Copy(len_bytes, copy) => {
+                if len_bytes < DIRECT_MIN_BYTES && self.queue.push_now(cid, len_bytes, copy) {
+                    return Ok(Pushed::Gone(None));
+                }
+                Err(Full {
+                    what: Source::Copy(len_bytes, copy),
+                    until_room: self.queue.is_full(),
+                })
+            }
+            // Zeroes are always taken.
+            Source::Zeroes(_) => self.with(|queue| queue.push(cid, source)),
+            // What is sent has to stay as it is until the host has acknowledged it.
+            Source::Held(..) => Err(Full {
+                what: source,
+                until_room: false,
+            }),
+            Source::Buffer(tag, buffer, range) => Ok(self.push_buffer(tag, cid, buffer, range)),
+            Source::Piece(piece) => Ok(self.push_piece(cid, (offset_bytes, length_bytes), piece)),
+        }
+    }
+
+    fn push_buffer(&mut self, tag: Tag, cid: u16, buffer: Buffer, range: Range<u32>) -> Pushed {
+        let len_bytes = range.end.saturating_sub(range.start);
+        let bytes = buffer.raw().skip(range.start as usize);
+        let bytes = bytes.first(len_bytes as usize);
+        let few = len_bytes < DIRECT_MIN_BYTES;
+        if len_bytes == 0 || few && self.queue.push_copied(cid, len_bytes, bytes) {
+            return Pushed::Gone(Some(buffer));
+        }
+        let pushed = self.with(|queue| queue.push(cid, Source::Buffer(tag, buffer, range)));
+        pushed.unwrap_or_else(|full| {
+            // Only what lies outside of the buffer is refused: the caller is at fault.
+            let buffer = full.what.into_buffer();
+            self.end(End::Now);
+            Pushed::Gone(buffer)
+        })
+    }
+
+    /// Pushes a piece of what a command returns, copied, to `length_bytes` of the host's memory
+    /// from `offset_bytes` on. The buffer of one that is not the last comes back when the socket
+    /// has taken it. Behind the last, zeroes take the place of what the host has asked for beyond
+    /// it.
+    fn push_piece(
+        &mut self,
+        cid: u16,
+        (offset_bytes, length_bytes): (u32, u32),
+        piece: Piece,
+    ) -> Pushed {
+        let Piece {
+            tag,
+            buffer,
+            len_bytes,
+            last,
+        } = piece;
         let remaining_bytes = length_bytes.saturating_sub(len_bytes);
-        let mut back = Some(source);
-        if let Some(source) = back.take_if(|_| len_bytes > 0) {
+        let mut back = Some(buffer);
+        if let Some(buffer) = back.take_if(|_| len_bytes > 0) {
             let part = Part {
                 offset_bytes,
                 last: last && remaining_bytes == 0,
             };
-            let source = (source, len_bytes);
+            let source = (buffer, len_bytes);
             back = self.queue.push_part(tag, cid, part, source, !last);
         }
         if last {
             let at_bytes = offset_bytes.saturating_add(len_bytes);
             self.queue.pad(cid, at_bytes, remaining_bytes);
         }
-        back
+        match back {
+            Some(buffer) => Pushed::Gone(Some(buffer)),
+            None => Pushed::UntilReleased,
+        }
     }
 }
 
