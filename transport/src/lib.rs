@@ -24,5 +24,7 @@ pub use data::{
     CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Piece, Pushed, Source,
 };
 pub use keyed_list::KeyedList;
-pub use queue::{Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Tag};
+pub use queue::{
+    Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Responded, Tag,
+};
 pub use wire::Wire;

@@ -51,6 +51,15 @@ pub struct Pulled {
     pub intact: bool,
 }
 
+/// What becomes of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Responded {
+    /// The wire has it: the command is over, and no event follows.
+    Released,
+    /// It is on its way: [`Event::Released`] follows.
+    Leaving,
+}
+
 /// What has happened on a queue of the controller's side. A wire is polled once per turn, and then
 /// asked for one event after the other.
 #[derive(Debug)]
@@ -204,36 +213,20 @@ impl Queue {
         }
     }
 
-    /// Sends a response whose completion nothing waits for: no event follows. `false` where the
-    /// wire needs [`Queue::respond`].
+    /// Sends the response of the command `tag`, behind what was pushed for it. Something `waits`
+    /// for it to leave where the command has a buffer at the queue, or its user has something to do
+    /// then; otherwise no event need follow. Where it cannot be sent, [`Event::Ended`] follows.
     #[inline]
-    pub fn respond_now(&mut self, cqe: &Cqe, invalidate: Option<u32>) -> bool {
-        match self {
-            Self::Rdma(queue) => queue.respond_now(cqe, invalidate),
-            Self::Tcp(queue) => {
-                queue.respond_now(cqe);
-                true
-            }
-        }
-    }
-
-    /// Sends the response of the command `tag`: [`Event::Released`] follows.
-    ///
-    /// # Errors
-    /// As [`rdma::Queue::respond`].
     pub fn respond(
         &mut self,
         tag: Tag,
-        cqe: Cqe,
+        cqe: &Cqe,
         invalidate: Option<u32>,
         waits: bool,
-    ) -> Result<(), PostError> {
+    ) -> Responded {
         match self {
             Self::Rdma(queue) => queue.respond(tag, cqe, invalidate, waits),
-            Self::Tcp(queue) => {
-                queue.respond(tag, &cqe);
-                Ok(())
-            }
+            Self::Tcp(queue) => queue.respond(tag, cqe, waits),
         }
     }
 

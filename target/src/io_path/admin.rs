@@ -69,13 +69,13 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         Begun::Complete(cqe) => {
             connection.transport.give_back(capsule.data.take());
             let nothing = Responding::default();
-            return respond::send(resources, connection, slot, nothing, cqe, None);
+            return respond::send(resources, connection, slot, nothing, &cqe, None);
         }
         Begun::Refuse(cqe) => {
             connection.transport.give_back(capsule.data.take());
             connection.phase = Phase::refused(resources.now_us);
             let nothing = Responding::default();
-            return respond::send(resources, connection, slot, nothing, cqe, None);
+            return respond::send(resources, connection, slot, nothing, &cqe, None);
         }
         Begun::Disconnect(why) => {
             connection.transport.give_back(capsule.data.take());
@@ -317,7 +317,7 @@ pub(super) fn respond_late(resources: &mut Resources, connection: &mut Connectio
     match connection.take_slot() {
         Some(slot) => {
             let nothing = Responding::default();
-            respond::send(resources, connection, slot, nothing, *cqe, None);
+            respond::send(resources, connection, slot, nothing, cqe, None);
         }
         None => {
             let why = "no slot for a response: the host left too many unanswered";

@@ -198,11 +198,27 @@ impl Connection {
         })
     }
 
+    /// The slot that `take_slot` takes next.
+    #[inline]
+    pub(super) fn next_slot(&mut self) -> Option<u16> {
+        if self.free.is_empty() {
+            let slot = self.take_slot()?;
+            self.free.push(slot);
+        }
+        self.free.last().copied()
+    }
+
     /// Frees a slot, with the room in the send queue that its command had.
     pub(super) fn free_slot(&mut self, slot: u16) {
         if let Command::Responding(responding) = self.take_command(slot) {
             self.extra_wrs -= responding.extra_wrs();
         }
+        self.free.push(slot);
+    }
+
+    /// Frees the slot of a command that was taken out of it, and that has nothing any more.
+    #[inline]
+    pub(super) fn free_empty_slot(&mut self, slot: u16) {
         self.free.push(slot);
     }
 

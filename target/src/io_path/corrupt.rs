@@ -52,8 +52,7 @@ pub(super) fn on_capsule(
     connection.transport.give_back(data.take());
     match cqe {
         Ok(cqe) => {
-            connection.transport.respond_now(&cqe, None);
-            resources.unrung(connection);
+            respond::send_alone(resources, connection, &cqe, None);
             respond::settle(resources, connection);
         }
         Err(why) => resources.end(connection, why),
@@ -81,6 +80,5 @@ pub(super) fn refuse(
         }
         Work::Io(_) | Work::Control(_) => return,
     };
-    connection.transport.respond_now(&cqe, None);
-    resources.unrung(connection);
+    respond::send_alone(resources, connection, &cqe, None);
 }

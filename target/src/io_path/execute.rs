@@ -71,7 +71,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         IoStep::Complete(cqe) => {
             connection.transport.give_back(capsule.data.take());
             let nothing = Responding::default();
-            respond::send(resources, connection, slot, nothing, cqe, None);
+            respond::send(resources, connection, slot, nothing, &cqe, None);
         }
         IoStep::DeleteQueue(permit) => {
             connection.transport.give_back(capsule.data.take());

@@ -5,7 +5,7 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::Data;
 use capstan_subsystem::{Drained, IoCommand, Permit};
-use capstan_transport::{Pushed, Source, Tag};
+use capstan_transport::{Pushed, Responded, Source, Tag};
 
 use super::command::{Command, Holds, Responding, Work};
 use super::connection::Connection;
@@ -107,8 +107,7 @@ pub(super) fn on_returned(
     }
 }
 
-/// Responds to an I/O command that is carried out already and has nothing in flight: it needs a
-/// slot only where the response cannot leave at once.
+/// Responds to an I/O command that is carried out already and has nothing in flight.
 pub(super) fn answer(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -119,21 +118,27 @@ pub(super) fn answer(
         return;
     };
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
-    if connection.transport.respond_now(&cqe, invalidate) {
-        resources.unrung(connection);
-    } else if let Some(slot) = connection.take_slot() {
-        post(
-            resources,
-            connection,
-            slot,
-            Responding::default(),
-            cqe,
-            invalidate,
-        );
-    } else {
-        return resources.too_many_commands(connection);
-    }
+    send_alone(resources, connection, &cqe, invalidate);
     settle(resources, connection);
+}
+
+/// Sends the response of a command that has no slot, and takes one if the wire needs it.
+pub(super) fn send_alone(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    cqe: &Cqe,
+    invalidate: Option<u32>,
+) {
+    let Some(slot) = connection.next_slot() else {
+        return resources.too_many_commands(connection);
+    };
+    let queue = &mut connection.transport;
+    if queue.respond(Tag(slot), cqe, invalidate, false) == Responded::Leaving
+        && let Some(slot) = connection.take_slot()
+    {
+        *connection.command(slot) = Command::Responding(Responding::default());
+    }
+    resources.unrung(connection);
 }
 
 /// After a command is completed: continues what may have waited for it.
@@ -168,7 +173,7 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     };
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
     let last = Responding::last("the host deleted the queue");
-    send(resources, connection, slot, last, cqe, None);
+    send(resources, connection, slot, last, &cqe, None);
 }
 
 /// Answers a command: sends its response, and frees the memory that neither the response nor the
@@ -183,42 +188,25 @@ pub(super) fn complete(
 ) {
     let responding = connection.answered(holds);
     waiting::spare_came_back(resources, connection);
-    send(resources, connection, slot, responding, cqe, invalidate);
+    send(resources, connection, slot, responding, &cqe, invalidate);
 }
 
-/// Sends a response capsule from `slot`, which is free at once, or when the Send or one after it
-/// has completed.
+/// Sends the response of the command in `slot`, which is free at once, or with the response
+/// ([`Connection::release`]).
+#[inline]
 pub(super) fn send(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
     responding: Responding,
-    cqe: Cqe,
-    invalidate: Option<u32>,
-) {
-    if !responding.waits() && connection.transport.respond_now(&cqe, invalidate) {
-        *connection.command(slot) = Command::Responding(responding);
-        connection.free_slot(slot);
-        return resources.unrung(connection);
-    }
-    post(resources, connection, slot, responding, cqe, invalidate);
-}
-
-/// Posts the response of a command in its slot.
-fn post(
-    resources: &mut Resources,
-    connection: &mut Connection,
-    slot: u16,
-    responding: Responding,
-    cqe: Cqe,
+    cqe: &Cqe,
     invalidate: Option<u32>,
 ) {
     let waits = responding.waits();
-    *connection.command(slot) = Command::Responding(responding);
-    let posted = (connection.transport).respond(Tag(slot), cqe, invalidate, waits);
-    if let Err(error) = posted {
-        let why = format!("posting a response failed: {error}");
-        return resources.end(connection, why);
+    let queue = &mut connection.transport;
+    match queue.respond(Tag(slot), cqe, invalidate, waits) {
+        Responded::Released => connection.free_empty_slot(slot),
+        Responded::Leaving => *connection.command(slot) = Command::Responding(responding),
     }
     resources.unrung(connection);
 }

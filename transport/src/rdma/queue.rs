@@ -23,7 +23,7 @@ use super::sources::Sources;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
-use crate::queue::Tag;
+use crate::queue::{Responded, Tag};
 
 const _: () = assert!(SQE_BYTES as usize <= ZERO_COPY_HEAD_BYTES_MAX);
 
@@ -257,27 +257,31 @@ impl Queue {
         }
     }
 
-    /// Sends a response that nothing waits for, where the wire takes a copy of it now: it has no
-    /// completion then.
+    /// Sends the response of the command `tag`. Where nothing `waits` for it and the provider takes
+    /// a copy of it now, it takes no work request and has no completion. Otherwise it is posted,
+    /// and signaled when something waits, or when enough before it were not.
     #[inline]
-    pub fn respond_now(&mut self, cqe: &Cqe, invalidate: Option<u32>) -> bool {
-        let sent = self.qp.send_inline(cqe.as_bytes(), invalidate.map(RKey));
-        if sent {
-            self.count_posted();
-        }
-        sent
-    }
-
-    /// Posts the response of the command `tag`. It is signaled when something `waits` for its
-    /// completion, as its user does for the source of a push, or when enough before it were not:
-    /// then there is [`Event::Released`](crate::Event::Released).
-    ///
-    /// # Errors
-    /// As [`QueuePair::post_send`].
     pub fn respond(
         &mut self,
         tag: Tag,
-        cqe: Cqe,
+        cqe: &Cqe,
+        invalidate: Option<u32>,
+        waits: bool,
+    ) -> Responded {
+        if !waits && self.qp.send_inline(cqe.as_bytes(), invalidate.map(RKey)) {
+            self.count_posted();
+            return Responded::Released;
+        }
+        if let Err(error) = self.post_response(tag, cqe, invalidate, waits) {
+            self.fail(format!("posting a response failed: {error}"));
+        }
+        Responded::Leaving
+    }
+
+    fn post_response(
+        &mut self,
+        tag: Tag,
+        cqe: &Cqe,
         invalidate: Option<u32>,
         waits: bool,
     ) -> Result<(), PostError> {

@@ -25,7 +25,7 @@ use super::staging::Staging;
 use super::stream::End;
 use crate::data::{CapsuleData, Landed};
 use crate::manager::TcpRequest;
-use crate::queue::{Event, FenceNumber, QueueId, Queues, Tag};
+use crate::queue::{Event, FenceNumber, QueueId, Queues, Responded, Tag};
 
 /// What the wire and its queues have in common.
 struct Shared {
@@ -69,18 +69,19 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Sends a response without an event that releases it.
-    pub fn respond_now(&mut self, cqe: &Cqe) {
+    /// Sends the response of the command `tag`. Where something `waits` for it,
+    /// [`Event::Released`] follows: at once, or behind [`Event::Returned`] where its data was not
+    /// copied.
+    #[inline]
+    pub fn respond(&mut self, tag: Tag, cqe: &Cqe, waits: bool) -> Responded {
         self.queue.respond(cqe);
-    }
-
-    /// Sends the response of the command `tag`. [`Event::Released`] follows: at once, or behind
-    /// [`Event::Returned`] where its data was not copied.
-    pub fn respond(&mut self, tag: Tag, cqe: &Cqe) {
-        self.queue.respond(cqe);
+        if !waits {
+            return Responded::Released;
+        }
         if !self.queue.awaits_source(tag) {
             self.release(tag);
         }
+        Responded::Leaving
     }
 
     /// A command is over.

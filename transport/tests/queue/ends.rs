@@ -2,7 +2,7 @@
 //! nothing can land any more, and all buffers are back by then.
 
 use capstan_nvme_proto::status::Status;
-use capstan_transport::{EndReason, FenceNumber, Tag};
+use capstan_transport::{EndReason, FenceNumber, Responded, Tag};
 
 use super::capsules::capsule;
 use super::moves::fill;
@@ -251,8 +251,8 @@ pub(crate) fn nothing_leaves_after_an_end_at_once(over: Over) {
     let to = world.ends.offer(1, &[(0, 4096)]);
     world.ends.put_data(0, &[0xAA; 4096]);
     world.push(Tag(1), &to, &pattern(1, 4096));
-    let responded = world.queue().respond(Tag(1), success(1), None, true);
-    responded.expect("room");
+    let responded = world.queue().respond(Tag(1), &success(1), None, true);
+    assert_eq!(responded, Responded::Leaving);
     world.end(LocalEnd::Aborts);
     world.quiesces("an end at once");
     assert!(!world.has_responses());
@@ -294,8 +294,9 @@ pub(crate) fn a_queue_whose_host_does_nothing_ends_all_the_same(over: Over) {
 fn a_queue_pair_that_refuses_a_work_request_ends_its_queue() {
     let mut world = World::new(Over::Loopback);
     let to = world.ends.offer(1, &[(0, 512)]);
-    for _ in 0..=SEND_WRS {
-        world.push(Tag(1), &to, &pattern(1, 512));
+    for nth in 0..=SEND_WRS {
+        let tag = Tag(u16::try_from(nth).expect("few"));
+        world.push(tag, &to, &pattern(1, 512));
     }
     world.take_end();
     let reason = world.seen.iter().find_map(|seen| match seen {

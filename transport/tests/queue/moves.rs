@@ -3,7 +3,7 @@
 use capstan_memory::{Pages, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
-use capstan_transport::{Source, Tag};
+use capstan_transport::{Responded, Source, Tag};
 use zerocopy::IntoBytes;
 
 use super::over::{Answers, Over, Seen};
@@ -105,10 +105,10 @@ pub(crate) fn what_is_pushed_without_a_buffer_comes_before_its_response(over: Ov
         let held = world.push_held(&to, memory.slab());
         assert_eq!(held, if can.holds { Ok(()) } else { refused });
     }
-    let responded = world.queue().respond_now(&success(3), None);
-    assert_eq!(responded, can.responds_now);
+    let responded = world.queue().respond(Tag(0), &success(3), None, false);
+    assert_eq!(responded == Responded::Released, can.releases_at_once);
     world.queue().flush();
-    if !responded {
+    if responded == Responded::Leaving {
         return;
     }
     let responses = world.responses(1);

@@ -26,15 +26,13 @@ pub(crate) struct Abilities {
     pub(crate) copies: bool,
     /// It pushes memory that is held, from where it is.
     pub(crate) holds: bool,
-    /// It takes responses of which nothing is told.
-    pub(crate) responds_now: bool,
     /// The data of a command can be in several places of the host.
     pub(crate) has_lists: bool,
     /// It is full when the host does not read.
     pub(crate) fills: bool,
     /// It tells of room ([`Seen::Room`]); others are asked.
     pub(crate) tells_room: bool,
-    /// It tells of a response that no buffer waits for once it has taken it.
+    /// A response that nothing waits for is over once it has taken it.
     pub(crate) releases_at_once: bool,
     /// What was responded before an end in order arrives.
     pub(crate) drains: bool,
@@ -59,11 +57,10 @@ impl Over {
         Abilities {
             copies: is_tcp || self == Self::SharedMemory,
             holds: self == Self::Sockets,
-            responds_now: self != Self::Loopback,
             has_lists: !is_tcp,
             fills: is_tcp || self == Self::Sockets,
             tells_room: is_tcp,
-            releases_at_once: is_tcp,
+            releases_at_once: self != Self::Loopback,
             drains: is_tcp,
             returns_unanswered: is_tcp,
             has_pdus: is_tcp,

@@ -8,7 +8,7 @@ use capstan_memory::{Buffer, Slab};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_transport::{
     Capsule, CapsuleData, Event, FenceNumber, Full, HostMemory, Piece, Pulled, Pushed, Queue,
-    QueueId, Queues, Source, Tag, rdma, tcp,
+    QueueId, Queues, Responded, Source, Tag, rdma, tcp,
 };
 use zerocopy::IntoBytes;
 
@@ -296,8 +296,10 @@ impl World {
         if let Some(command) = self.commands.get_mut(&tag) {
             command.unanswered = false;
         }
-        let responded = self.queue().respond(tag, cqe, None, waits);
-        responded.expect("room");
+        if self.queue().respond(tag, &cqe, None, waits) == Responded::Released {
+            assert!(!waits, "it is told of");
+            self.seen.push(Seen::Released(tag));
+        }
         self.queue().flush();
     }
 

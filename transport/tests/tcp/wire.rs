@@ -523,7 +523,7 @@ fn nothing_is_told_of_behind_the_end() {
     host.link.send(&mut host.queue);
     world.events(1);
     let queue = world.queue(0);
-    queue.respond(Tag(0), &success(4));
+    queue.respond(Tag(0), &success(4), true);
     queue.abort();
     let events = world.turn();
     assert!(
