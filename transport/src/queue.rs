@@ -8,7 +8,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::PostError;
 
 use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Source};
-use crate::tcp::controller::{ControllerQueue, Goes};
+use crate::tcp::controller::Goes;
 use crate::{rdma, tcp};
 
 /// A queue of one wire of one reactor: an Admin queue or an I/O queue, and the connection under it.
@@ -26,6 +26,12 @@ pub struct Tag(pub u16);
 pub trait Queues<Q> {
     /// The queue of that name, while there is one.
     fn queue(&mut self, id: QueueId) -> Option<&mut Q>;
+
+    /// What the queue of that name was to send has been handed to its device or socket.
+    #[inline]
+    fn flushed(&mut self, id: QueueId) {
+        let _ = id;
+    }
 }
 
 /// A command capsule, as it came.
@@ -74,7 +80,7 @@ pub enum Event {
     /// Responses have left, and what was pushed before them: [`Queue::poll_released`] says of which
     /// commands, and has the buffers that have not come back before.
     Released,
-    /// There is room again after a [`Full`](crate::Full).
+    /// There is room again after a [`Full`](crate::Full) that said so.
     Room,
     /// The queue takes nothing any more. What has arrived may still land in sinks of pulls.
     Ended(EndReason),
@@ -204,15 +210,6 @@ impl Queue {
         }
     }
 
-    /// Whether a push that is copied at once finds no room now.
-    #[must_use]
-    pub fn is_full(&mut self) -> bool {
-        match self {
-            Self::Rdma(queue) => queue.is_full(),
-            Self::Tcp(queue) => queue.with(ControllerQueue::is_full),
-        }
-    }
-
     /// Sends the response of the command `tag`, behind what was pushed for it. Something `waits`
     /// for it to leave where the command has a buffer at the queue, or its user has something to do
     /// then; otherwise no event need follow. Where it cannot be sent, [`Event::Ended`] follows.
@@ -281,13 +278,13 @@ impl Queue {
         }
     }
 
-    /// Work requests or PDUs that wait for the host or the network.
+    /// Whether this side waits for the host to send data, or to take data or responses.
     #[must_use]
     #[inline]
-    pub fn sends_outstanding(&self) -> u32 {
+    pub fn awaits_host(&self) -> bool {
         match self {
-            Self::Rdma(queue) => queue.sends_outstanding(),
-            Self::Tcp(queue) => queue.outstanding(),
+            Self::Rdma(queue) => queue.awaits_host(),
+            Self::Tcp(queue) => queue.awaits_host(),
         }
     }
 
@@ -302,15 +299,6 @@ impl Queue {
         match self {
             Self::Rdma(queue) => queue.has_arrivals(),
             Self::Tcp(queue) => queue.has_unread(),
-        }
-    }
-
-    /// Sends everything that was posted.
-    #[inline]
-    pub fn flush(&mut self) {
-        match self {
-            Self::Rdma(queue) => queue.flush(),
-            Self::Tcp(queue) => queue.flush(),
         }
     }
 }

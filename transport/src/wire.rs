@@ -33,10 +33,11 @@ impl Wire<'_> {
         }
     }
 
-    /// The end of a turn: sends what the queues have to send by themselves.
+    /// The end of a turn: hands everything that its queues have to send to the device or to the
+    /// sockets, queue by queue.
     pub fn flush(&mut self, queues: &mut impl Queues<Queue>) {
         match self {
-            Self::Rdma(_) => {}
+            Self::Rdma(wire) => wire.flush(&mut OverRdma(queues)),
             Self::Tcp(wire) => wire.flush(&mut OverTcp(queues)),
         }
     }
@@ -102,6 +103,11 @@ impl<Q: Queues<Queue>> Queues<rdma::Queue> for OverRdma<'_, Q> {
     fn queue(&mut self, id: QueueId) -> Option<&mut rdma::Queue> {
         self.0.queue(id)?.rdma()
     }
+
+    #[inline]
+    fn flushed(&mut self, id: QueueId) {
+        self.0.flushed(id);
+    }
 }
 
 /// The queues over NVMe/TCP, of those of both wires.
@@ -111,5 +117,10 @@ impl<Q: Queues<Queue>> Queues<tcp::wire::Queue> for OverTcp<'_, Q> {
     #[inline]
     fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::Queue> {
         self.0.queue(id)?.tcp()
+    }
+
+    #[inline]
+    fn flushed(&mut self, id: QueueId) {
+        self.0.flushed(id);
     }
 }

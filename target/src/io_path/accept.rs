@@ -327,7 +327,7 @@ impl IoPath {
         port.check_room(entries, response_bytes + SPARE_BYTES, &memory.queues)?;
         let slots = port.wire.receives().take_place();
         let slots = slots.ok_or(Refusal::Strangers)?;
-        let queue = match establish(
+        let mut queue = match establish(
             &mut fabric.manager,
             port,
             memory,
@@ -356,7 +356,7 @@ impl IoPath {
             sizes: checked.sizes,
             known: checked.known,
         };
-        port.wire.add(identity.queue_id(), &queue);
+        port.wire.add(identity.queue_id(), &mut queue);
         self.cm_index.insert((checked.fabric, id), identity.index);
         let (provider, qid) = (fabric.name, checked.sizes.qid);
         self.accepted(identity, Queue::Rdma(queue), slots);

@@ -69,13 +69,13 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         Begun::Complete(cqe) => {
             connection.transport.give_back(capsule.data.take());
             let nothing = Responding::default();
-            return respond::send(resources, connection, slot, nothing, &cqe, None);
+            return respond::send(connection, slot, nothing, &cqe, None);
         }
         Begun::Refuse(cqe) => {
             connection.transport.give_back(capsule.data.take());
             connection.phase = Phase::refused(resources.now_us);
             let nothing = Responding::default();
-            return respond::send(resources, connection, slot, nothing, &cqe, None);
+            return respond::send(connection, slot, nothing, &cqe, None);
         }
         Begun::Disconnect(why) => {
             connection.transport.give_back(capsule.data.take());
@@ -272,7 +272,6 @@ fn push_next(
         .host
         .behind(u32::try_from(piece.len()).unwrap_or(u32::MAX));
     *connection.command(slot) = Command::Pushing(returning, holds);
-    resources.unrung(connection);
 }
 
 /// The queue has sent a piece of the data that the command in `slot` returns.
@@ -317,7 +316,7 @@ pub(super) fn respond_late(resources: &mut Resources, connection: &mut Connectio
     match connection.take_slot() {
         Some(slot) => {
             let nothing = Responding::default();
-            respond::send(resources, connection, slot, nothing, cqe, None);
+            respond::send(connection, slot, nothing, cqe, None);
         }
         None => {
             let why = "no slot for a response: the host left too many unanswered";

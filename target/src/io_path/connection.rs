@@ -95,14 +95,14 @@ pub(super) struct Connection {
     pub(super) waiting: VecDeque<u16>,
     /// Whether it is in the list of connections with waiting commands.
     pub(super) starved: bool,
+    /// Whether the oldest of them waits for room on the wire (`Event::Room`).
+    pub(super) is_full: bool,
     /// Whether it is in the list of those whose spare buffer is free again.
     pub(super) spared: bool,
     /// Whether its host makes progress.
     pub(super) progress: Progress,
     /// Commands the storage engine has.
     pub(super) disk_outstanding: u32,
-    /// False while it is in `Resources::unrung`, the list of connections to flush.
-    pub(super) rung: bool,
     /// Work requests that commands with several host buffers may have beyond their two.
     extra_wrs: u32,
 }
@@ -133,10 +133,10 @@ impl Connection {
             spare: None,
             waiting: VecDeque::new(),
             starved: false,
+            is_full: false,
             spared: false,
             progress: Progress::default(),
             disk_outstanding: 0,
-            rung: true,
             extra_wrs: 0,
         }
     }

@@ -3,12 +3,16 @@
 use capstan_transport::{Queue, QueueId, Queues};
 
 use super::connection::Connection;
+use super::phase::Phase;
 
 /// The connections of a reactor, by index.
 #[derive(Default)]
 pub(super) struct Connections {
     pub(super) all: Vec<Option<Box<Connection>>>,
     pub(super) free: Vec<usize>,
+    /// Something was sent since this was last asked whose host is to be looked after
+    /// ([`super::stall`]).
+    pub(super) are_to_go_on: bool,
 }
 
 impl Connections {
@@ -52,5 +56,14 @@ impl Queues<Queue> for Connections {
     #[inline]
     fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
         Some(&mut self.named(id)?.transport)
+    }
+
+    #[inline]
+    fn flushed(&mut self, id: QueueId) {
+        let looked_after = |connection: &mut Connection| {
+            // No host waits closely for its Admin queue, which has keep-alives and little else.
+            connection.phase == Phase::Io || connection.transport.awaits_host()
+        };
+        self.are_to_go_on = self.are_to_go_on || self.named(id).is_some_and(looked_after);
     }
 }

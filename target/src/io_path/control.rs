@@ -161,6 +161,7 @@ fn stop(resources: &mut Resources, connection: &mut Connection, slot: u16, statu
     match connection.take_command(slot) {
         Command::Waiting { work, holds, .. } => {
             connection.waiting.retain(|&other| other != slot);
+            waiting::resume(resources, connection);
             respond::finish(resources, connection, slot, work, holds, status);
             return true;
         }

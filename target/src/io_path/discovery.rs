@@ -166,7 +166,7 @@ mod tests {
                 sizes,
                 known: false,
             };
-            port.wire.add(identity.queue_id(), &queue);
+            port.wire.add(identity.queue_id(), &mut queue);
             let queue = capstan_transport::Queue::Rdma(queue);
             let connection = Connection::new(identity, queue, slots, 0);
             Self {

@@ -59,10 +59,15 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             let in_capsule = matches!(io.transfer, Transfer::InCapsule(_));
             let len_bytes = buffer_bytes(&io, in_capsule);
             let command = (Work::Io(io), holds);
-            if at_once == AtOnce::Later || at_once == AtOnce::Zeroes {
-                waiting::line_up(resources, connection, slot, command, len_bytes);
-            } else {
-                waiting::obtain_buffer(resources, connection, slot, command, len_bytes);
+            // As the oldest that waits, it waits for room alone; otherwise the oldest goes first.
+            connection.is_full |= at_once == AtOnce::Full && connection.waiting.is_empty();
+            match at_once {
+                AtOnce::Later | AtOnce::Full | AtOnce::Zeroes => {
+                    waiting::line_up(resources, connection, slot, command, len_bytes);
+                }
+                AtOnce::Done | AtOnce::Not => {
+                    waiting::obtain_buffer(resources, connection, slot, command, len_bytes);
+                }
             }
         }
         IoStep::Control(command) => {
@@ -71,12 +76,12 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         IoStep::Complete(cqe) => {
             connection.transport.give_back(capsule.data.take());
             let nothing = Responding::default();
-            respond::send(resources, connection, slot, nothing, &cqe, None);
+            respond::send(connection, slot, nothing, &cqe, None);
         }
         IoStep::DeleteQueue(permit) => {
             connection.transport.give_back(capsule.data.take());
             connection.delete = Some((slot, permit));
-            respond::delete_queue(resources, connection);
+            respond::delete_queue(connection);
         }
         IoStep::Disconnect(reason) => {
             connection.transport.give_back(capsule.data.take());
@@ -107,8 +112,10 @@ pub(super) enum AtOnce {
     Done,
     /// It reads LBAs that are known to be zero to several places of the host ([`push_zeroes`]).
     Zeroes,
-    /// It waits until the wire has room or until its connection's turn comes.
+    /// It waits until its connection's turn comes.
     Later,
+    /// It waits until the wire has room (`Event::Room`).
+    Full,
     /// It is not carried out yet: it needs a buffer.
     Not,
 }
@@ -172,7 +179,7 @@ pub(super) fn read_at_once(
         }
         Err(Full {
             until_room: true, ..
-        }) => AtOnce::Later,
+        }) => AtOnce::Full,
         Err(_) => AtOnce::Not,
     }
 }
@@ -301,7 +308,6 @@ pub(super) fn with_buffer(
         holds,
         aborted: None,
     };
-    resources.unrung(connection);
 }
 
 /// The data of a command was pulled.

@@ -17,9 +17,9 @@
 //! every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that wait
 //! for a buffer, for room or for their turn), [`lease`] (how many buffers an association may have),
 //! [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`] (how
-//! many sockets wait for their end). One turn handles what is ready, then rings one doorbell per
-//! connection, continues some of the commands that waited and rings for those, and enters the
-//! kernel once for storage, however many operations there are.
+//! many sockets wait for their end). One turn handles what is ready, then flushes every wire
+//! (one doorbell per connection), continues some of the commands that waited and flushes for those,
+//! and enters the kernel once for storage, however many operations there are.
 
 mod accept;
 mod admin;
@@ -77,7 +77,6 @@ use closing::ClosingSockets;
 use connections::Connections;
 use fabric::{Fabric, Memory, ports, wires};
 use fence::Fences;
-use phase::Phase;
 use resources::Resources;
 use shutdown::Shutdowns;
 use stall::Looks;
@@ -303,16 +302,12 @@ impl IoPath {
         }
     }
 
-    fn flush_queues(&mut self) {
-        for index in self.resources.unrung.drain(..) {
-            if let Some(connection) = self.connections.get_mut(index) {
-                connection.rung = true;
-                connection.transport.flush();
-                // No host waits closely for its Admin queue, which has keep-alives and little else.
-                if connection.phase == Phase::Io || connection.transport.sends_outstanding() > 0 {
-                    self.looks.wanted(self.resources.now_us);
-                }
-            }
+    fn flush_wires(&mut self) {
+        for mut wire in wires(&mut self.fabrics, &mut self.tcp) {
+            wire.flush(&mut self.connections);
+        }
+        if std::mem::take(&mut self.connections.are_to_go_on) {
+            self.looks.wanted(self.resources.now_us);
         }
     }
 
@@ -320,21 +315,20 @@ impl IoPath {
     /// commands that waited were continued.
     fn flush_turn(&mut self) -> bool {
         self.carry_out_connects();
-        // One doorbell per connection and one system call for storage, however many commands. A
+        // One flush per wire and one system call for storage, however many commands. A
         // disk that has run out of work gets its commands before the responses leave: letting it
         // stand idle costs more than responses that leave a little later.
         if self.resources.engine.is_short_of_work() {
             self.submit_storage();
         }
-        self.flush_queues();
+        self.flush_wires();
         // Behind the responses that are ready, so that these do not wait for what takes long.
-        let went_on = !self.resources.starved.is_empty()
-            && waiting::go_on(&mut self.resources, &mut self.connections);
-        self.flush_queues();
-        self.submit_storage();
-        for mut wire in wires(&mut self.fabrics, &mut self.tcp) {
-            wire.flush(&mut self.connections);
+        let mut went_on = false;
+        if !self.resources.starved.is_empty() {
+            went_on = waiting::go_on(&mut self.resources, &mut self.connections);
+            self.flush_wires();
         }
+        self.submit_storage();
         self.end_stalled();
         if !self.resources.broken.is_empty() {
             // The provider may know more of the cause than a status does.

@@ -87,8 +87,7 @@ fn on_event(
             connection.progress.moved();
             respond::on_returned(resources, connection, slot, buffer);
         }
-        // Commands that found no room on their wire are tried again in every turn.
-        Event::Room => return,
+        Event::Room => return waiting::resume(resources, connection),
         Event::Ended(why) => {
             connection.progress.moved();
             return resources.end(connection, cause(why));

@@ -26,9 +26,10 @@ pub(super) struct Resources {
     pub(super) control: Arc<ControlPlane>,
     /// Volumes that are known to have lost data, which the controllers have been told.
     pub(super) lost: Vec<BackendId>,
-    /// Connections with commands that wait for a buffer or for their turn, in the order it comes.
+    /// Connections with commands that wait for a buffer or for their turn, in the order it comes;
+    /// not those whose oldest waits for room.
     pub(super) starved: VecDeque<usize>,
-    /// Connections skipped in this round: their wire is full, or they have their share of the
+    /// Connections skipped in this round: their send queue is full, or they have their share of the
     /// buffers.
     pub(super) passed: Vec<usize>,
     /// Starved connections whose spare buffer is free again.
@@ -42,8 +43,6 @@ pub(super) struct Resources {
     pub(super) share: Share,
     /// Whether a command found no buffer since this was last asked.
     shortage: bool,
-    /// Connections with work requests posted since the last doorbell.
-    pub(super) unrung: Vec<usize>,
     /// Connects whose data is there: the connections, and the slots.
     pub(super) connects: Vec<(usize, u16)>,
     /// Connections to end, and why.
@@ -77,7 +76,6 @@ impl Resources {
             queue_shares: QueueShares::default(),
             share: Share::default(),
             shortage: false,
-            unrung: Vec::new(),
             connects: Vec::new(),
             broken: Vec::new(),
             in_flight: 0,
@@ -101,13 +99,6 @@ impl Resources {
     pub(super) fn note_in_flight(&mut self, connection: &Connection) {
         if connection.phase == Phase::Io {
             self.in_flight = self.in_flight.max(connection.depth()).max(1);
-        }
-    }
-
-    /// Remembers that a connection has work requests to ring for.
-    pub(super) fn unrung(&mut self, connection: &mut Connection) {
-        if std::mem::take(&mut connection.rung) {
-            self.unrung.push(connection.identity.index);
         }
     }
 

@@ -138,13 +138,12 @@ pub(super) fn send_alone(
     {
         *connection.command(slot) = Command::Responding(Responding::default());
     }
-    resources.unrung(connection);
 }
 
 /// After a command is completed: continues what may have waited for it.
 pub(super) fn settle(resources: &mut Resources, connection: &mut Connection) {
     if connection.delete.is_some() {
-        delete_queue(resources, connection);
+        delete_queue(connection);
     }
     let (conn, now_us) = (connection.identity.id, resources.now_us);
     let Some(queue) = connection.queue.as_mut() else {
@@ -160,7 +159,7 @@ pub(super) fn settle(resources: &mut Resources, connection: &mut Connection) {
 
 /// Answers the Disconnect command of an I/O queue once every other command has been answered; the
 /// connection is closed when the response has gone.
-pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connection) {
+pub(super) fn delete_queue(connection: &mut Connection) {
     let Some(queue) = connection
         .queue
         .as_mut()
@@ -173,7 +172,7 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     };
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
     let last = Responding::last("the host deleted the queue");
-    send(resources, connection, slot, last, &cqe, None);
+    send(connection, slot, last, &cqe, None);
 }
 
 /// Answers a command: sends its response, and frees the memory that neither the response nor the
@@ -188,14 +187,13 @@ pub(super) fn complete(
 ) {
     let responding = connection.answered(holds);
     waiting::spare_came_back(resources, connection);
-    send(resources, connection, slot, responding, &cqe, invalidate);
+    send(connection, slot, responding, &cqe, invalidate);
 }
 
 /// Sends the response of the command in `slot`, which is free at once, or with the response
 /// ([`Connection::release`]).
 #[inline]
 pub(super) fn send(
-    resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
     responding: Responding,
@@ -208,5 +206,4 @@ pub(super) fn send(
         Responded::Released => connection.free_empty_slot(slot),
         Responded::Leaving => *connection.command(slot) = Command::Responding(responding),
     }
-    resources.unrung(connection);
 }

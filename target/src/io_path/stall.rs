@@ -137,16 +137,11 @@ impl Looks {
 }
 
 impl Connection {
-    /// Whether this side waits for the host to send data, or to take data or responses.
-    fn awaits_host(&mut self) -> bool {
-        self.transport.sends_outstanding() > 0 || self.transport.is_full()
-    }
-
     /// How the host goes on with its pulls, and with everything it is to take.
     fn goes(&mut self) -> (Goes, Goes) {
         self.transport.headway().unwrap_or_else(|| {
             let pulls = self.commands.iter().any(|c| c.pulled_bytes().is_some());
-            let under_way = self.awaits_host();
+            let under_way = self.transport.awaits_host();
             self.progress.by_events(pulls, under_way)
         })
     }

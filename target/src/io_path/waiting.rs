@@ -23,6 +23,7 @@ pub(super) fn obtain_buffer(
     }
     // Commands that wait already go first, of this connection and of the others.
     if resources.starved.is_empty()
+        && connection.waiting.is_empty()
         && !resources.share.is_over()
         && connection.has_room_for(&mut holds)
         && let Ok(own) = connection.lease(&resources.memory, len_bytes)
@@ -68,15 +69,28 @@ pub(super) fn line_up(
         wanted_bytes,
     };
     connection.waiting.push_back(slot);
-    if !std::mem::replace(&mut connection.starved, true) {
-        resources.starved.push_back(connection.identity.index);
-    }
+    starves(resources, connection);
     if connection.phase == Phase::Admin {
         // It waits only for its turn, and not behind commands that find no data buffer.
         spare_came_back(resources, connection);
     }
-    // The wire may be full: its next flush has the provider wait for room.
-    resources.unrung(connection);
+}
+
+/// Puts a connection with waiting commands in line, unless the oldest of them waits for room.
+fn starves(resources: &mut Resources, connection: &mut Connection) {
+    if !connection.is_full && !std::mem::replace(&mut connection.starved, true) {
+        resources.starved.push_back(connection.identity.index);
+    }
+}
+
+/// The wire of a connection has room again, or the command that waited for that is not the oldest
+/// any more.
+pub(super) fn resume(resources: &mut Resources, connection: &mut Connection) {
+    connection.is_full = false;
+    if !connection.waiting.is_empty() {
+        starves(resources, connection);
+        spare_came_back(resources, connection);
+    }
 }
 
 /// A response has left: the spare buffer for which a command waits may have come back.
@@ -102,7 +116,7 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
         };
         connection.spared = false;
         // A command that waits for room on its wire needs more than a buffer.
-        if connection.transport.is_full() {
+        if connection.is_full {
             continue;
         }
         let Some((slot, mut waiting)) = Waiting::take(connection) else {
@@ -128,14 +142,17 @@ enum Next {
     Went,
     /// Its connection can do nothing now; others may.
     Passed,
+    /// Its connection can do nothing until [`resume`].
+    Full,
     /// No buffer of its size is free. Later commands wait too, or large ones would starve.
     HeldUp,
 }
 
 /// Continues waiting commands, up to a turn's share, with room on their wires or buffers that have
-/// come free. Connections take turns. A connection whose wire or send queue is full, or whose host
-/// has its share of the buffers, is passed over; a command whose buffer is not there yet holds up
-/// the others. Returns whether any was continued.
+/// come free. Connections take turns. A connection whose send queue is full, or whose host has its
+/// share of the buffers, is passed over; one whose wire is full leaves the line until that has
+/// room; a command whose buffer is not there yet holds up the others. Returns whether any was
+/// continued.
 pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     resources.share.begin();
     let mut fed = spare_go_on(resources, connections);
@@ -162,6 +179,10 @@ pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) ->
                 }
             }
             Next::Passed => resources.passed.push(index),
+            Next::Full => {
+                connection.is_full = true;
+                connection.starved = false;
+            }
             Next::HeldUp => {
                 resources.note_shortage();
                 resources.starved.push_front(index);
@@ -271,6 +292,10 @@ fn go_on_with(
             AtOnce::Later => {
                 waiting.put_back(connection, slot);
                 return Next::Passed;
+            }
+            AtOnce::Full => {
+                waiting.put_back(connection, slot);
+                return Next::Full;
             }
             AtOnce::Not => {}
         }

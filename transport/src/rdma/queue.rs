@@ -23,7 +23,7 @@ use super::sources::Sources;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
-use crate::queue::{Responded, Tag};
+use crate::queue::{QueueId, Responded, Tag};
 
 const _: () = assert!(SQE_BYTES as usize <= ZERO_COPY_HEAD_BYTES_MAX);
 
@@ -64,8 +64,8 @@ impl Keys {
     }
 }
 
-/// A queue over one queue pair. What is posted leaves with [`Queue::flush`], or before it where
-/// that costs nothing.
+/// A queue over one queue pair. What is posted leaves when its wire is flushed, or before that
+/// where it costs nothing.
 pub struct Queue {
     // Dropped before the sinks and sources, which the device may write and read until then.
     qp: Pair,
@@ -86,8 +86,14 @@ pub struct Queue {
     life: Life,
     /// Signaled work requests without a completion.
     sends_outstanding: u32,
-    /// Work requests posted since the last flush.
+    /// Work requests posted since the last doorbell.
     unflushed: u32,
+    /// What its wire calls it.
+    id: Option<QueueId>,
+    /// It is among the queues that are to be flushed.
+    is_unflushed: bool,
+    /// It is among the queues that are to tell of room.
+    is_full: bool,
 }
 
 /// How far a queue has come.
@@ -120,7 +126,15 @@ impl Queue {
             life: Life::Open,
             sends_outstanding: 0,
             unflushed: 0,
+            id: None,
+            is_unflushed: false,
+            is_full: false,
         }
+    }
+
+    /// From now on it notes itself for its wire as `id`.
+    pub(super) fn name(&mut self, id: QueueId) {
+        self.id = Some(id);
     }
 
     /// Replaces the memory of its responses and data; call it while no response is outstanding.
@@ -334,7 +348,7 @@ impl Queue {
     }
 
     /// Where responses may be on their way, posts an RDMA WRITE of no bytes behind them, which is
-    /// signaled and needs no key (InfiniBand Architecture 1.7, C9-88), and flushes.
+    /// signaled and needs no key (InfiniBand Architecture 1.7, C9-88).
     ///
     /// # Errors
     /// As [`QueuePair::post_send`].
@@ -353,7 +367,6 @@ impl Queue {
             true,
         )?;
         self.outstanding.signaled_behind();
-        self.flush();
         Ok(())
     }
 
@@ -434,11 +447,12 @@ impl Queue {
         is_over
     }
 
-    /// Signaled work requests without a completion.
+    /// Whether work requests wait for their completions, or what was taken without one for the
+    /// host to take what came before it.
     #[must_use]
     #[inline]
-    pub fn sends_outstanding(&self) -> u32 {
-        self.sends_outstanding
+    pub fn awaits_host(&self) -> bool {
+        self.sends_outstanding > 0 || self.qp.write_would_block()
     }
 
     /// Whether something from the host has arrived here and has not been polled.
@@ -479,16 +493,54 @@ impl Queue {
 
     #[inline]
     fn count_posted(&mut self) {
-        self.unflushed += 1;
+        self.count_taken();
         if self.unflushed >= self.qp.doorbell_batch_max() {
-            self.flush();
+            self.ring_doorbell();
         }
+    }
+
+    /// The provider has taken something. It leaves with the next doorbell.
+    #[inline]
+    fn count_taken(&mut self) {
+        self.unflushed += 1;
+        self.is_to_be_flushed();
+    }
+
+    #[inline]
+    fn is_to_be_flushed(&mut self) {
+        if !self.is_unflushed {
+            self.is_unflushed = true;
+            self.shared.unflushed().extend(self.id);
+        }
+    }
+
+    /// The provider is full: there is to be [`Event::Room`](crate::Event::Room). It waits for room
+    /// from the next doorbell on.
+    #[cold]
+    fn wait_for_room(&mut self) {
+        if !self.is_full {
+            self.is_full = true;
+            self.shared.full().extend(self.id);
+        }
+        self.is_to_be_flushed();
+    }
+
+    /// Whether there is room again, for the first time since the provider was full.
+    pub(super) fn has_room_again(&mut self) -> bool {
+        self.is_full &= self.qp.write_would_block();
+        !self.is_full
+    }
+
+    #[inline]
+    fn ring_doorbell(&mut self) {
+        self.unflushed = 0;
+        self.qp.ring_doorbell();
     }
 
     /// Hands everything that was posted to the device.
     #[inline]
-    pub fn flush(&mut self) {
-        self.unflushed = 0;
-        self.qp.ring_doorbell();
+    pub(super) fn flush(&mut self) {
+        self.is_unflushed = false;
+        self.ring_doorbell();
     }
 }

@@ -5,6 +5,7 @@ use std::cell::{RefCell, RefMut};
 use capstan_rdma::contract::QpNum;
 
 use super::receives::Receives;
+use crate::queue::QueueId;
 
 /// What the queues on one device share with their wire.
 pub struct Shared {
@@ -12,6 +13,10 @@ pub struct Shared {
     receives: RefCell<Receives>,
     /// Queues whose queue pairs have refused a work request since the last poll, and why.
     failed: RefCell<Vec<(QpNum, String)>>,
+    /// Queues with something posted since the last flush.
+    unflushed: RefCell<Vec<QueueId>>,
+    /// Queues that are to tell of room.
+    full: RefCell<Vec<QueueId>>,
 }
 
 impl Shared {
@@ -19,6 +24,8 @@ impl Shared {
         Self {
             receives: RefCell::new(receives),
             failed: RefCell::default(),
+            unflushed: RefCell::default(),
+            full: RefCell::default(),
         }
     }
 
@@ -43,8 +50,22 @@ impl Shared {
         self.failed.take()
     }
 
-    /// The queue pair is gone.
-    pub(super) fn forget(&self, qp: QpNum) {
+    /// The queues with something posted since the last flush. Each notes itself once.
+    #[inline]
+    pub(super) fn unflushed(&self) -> RefMut<'_, Vec<QueueId>> {
+        self.unflushed.borrow_mut()
+    }
+
+    /// The queues that are to tell of room. Each notes itself once.
+    #[inline]
+    pub(super) fn full(&self) -> RefMut<'_, Vec<QueueId>> {
+        self.full.borrow_mut()
+    }
+
+    /// The queue is gone.
+    pub(super) fn forget(&self, id: QueueId, qp: QpNum) {
         self.failed.borrow_mut().retain(|(other, _)| *other != qp);
+        self.unflushed().retain(|other| *other != id);
+        self.full().retain(|other| *other != id);
     }
 }

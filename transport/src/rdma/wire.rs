@@ -35,6 +35,8 @@ pub struct Wire {
     fences: Fences,
     /// Events that are no completions.
     ready: VecDeque<(QueueId, Event)>,
+    /// The queues that are being flushed: empty between two flushes.
+    flushing: Vec<QueueId>,
 }
 
 impl Wire {
@@ -54,6 +56,7 @@ impl Wire {
                 depth,
             },
             ready: VecDeque::new(),
+            flushing: Vec::new(),
         }
     }
 
@@ -79,14 +82,15 @@ impl Wire {
     }
 
     /// From now on events of `queue` have the name `id`.
-    pub fn add(&mut self, id: QueueId, queue: &Queue) {
+    pub fn add(&mut self, id: QueueId, queue: &mut Queue) {
         self.queue_of.insert(queue.num(), id);
+        queue.name(id);
     }
 
     /// The queue is about to be dropped: there are no more events of that name.
     pub fn remove(&mut self, id: QueueId, queue: &Queue) {
         self.queue_of.remove(&queue.num());
-        self.shared.forget(queue.num());
+        self.shared.forget(id, queue.num());
         self.last = None;
         self.fences.all.retain(|fence| fence.queue != id);
         self.ready.retain(|(queue, _)| *queue != id);
@@ -141,12 +145,31 @@ impl Wire {
         }
         self.polled = self.cq.poll(&mut self.completions);
         self.done = 0;
+        if !self.shared.full().is_empty() {
+            self.look_for_room(queues);
+        }
         let count = u32::try_from(self.polled).unwrap_or(u32::MAX);
         if self.has_fences() {
             let emptied = self.polled < self.completions.len();
             self.fences.polled(count, emptied);
         }
         count
+    }
+
+    /// Providers were full, and polling may have changed that.
+    #[cold]
+    fn look_for_room(&mut self, queues: &mut impl Queues<Queue>) {
+        let Self { shared, ready, .. } = self;
+        shared.full().retain(|&id| {
+            let Some(queue) = queues.queue(id) else {
+                return false;
+            };
+            let has_room = queue.has_room_again();
+            if has_room && !queue.has_ended() {
+                ready.push_back((id, Event::Room));
+            }
+            !has_room
+        });
     }
 
     /// Queue pairs have refused work requests: their queues have ended.
@@ -208,6 +231,18 @@ impl Wire {
             self.fences.take_passed(&mut self.ready);
         }
         self.ready.pop_front()
+    }
+
+    /// The end of a turn: hands everything that its queues have posted to the device, with one
+    /// doorbell per queue.
+    pub fn flush(&mut self, queues: &mut impl Queues<Queue>) {
+        std::mem::swap(&mut self.flushing, &mut *self.shared.unflushed());
+        for id in self.flushing.drain(..) {
+            if let Some(queue) = queues.queue(id) {
+                queue.flush();
+                queues.flushed(id);
+            }
+        }
     }
 
     /// Arms the completion queue. `true` when there is something to poll already.

@@ -32,6 +32,8 @@ struct Shared {
     epoll: Epoll,
     /// Queues that have events.
     noted: RefCell<Vec<QueueId>>,
+    /// Queues that have something to send.
+    unsent: RefCell<Vec<QueueId>>,
     /// Queues that have a deadline, and the earliest of all.
     timed: RefCell<Vec<QueueId>>,
     due_us: Cell<u64>,
@@ -51,6 +53,8 @@ pub struct Queue {
     is_reported: bool,
     /// It is among the queues that have events.
     is_noted: bool,
+    /// It is among those that have something to send.
+    is_unsent: bool,
     /// It is among those that have a deadline.
     is_timed: bool,
     /// Epoll says as well when it can be sent to.
@@ -75,6 +79,7 @@ impl Queue {
     #[inline]
     pub fn respond(&mut self, tag: Tag, cqe: &Cqe, waits: bool) -> Responded {
         self.queue.respond(cqe);
+        self.is_to_be_flushed();
         if !waits {
             return Responded::Released;
         }
@@ -107,15 +112,21 @@ impl Queue {
         }
     }
 
-    /// Requests and data that the host has to do something about.
+    /// Whether the host has to do something: send data that it was asked for, take what is sent,
+    /// or close the connection.
     #[must_use]
-    pub fn outstanding(&self) -> u32 {
-        if self.is_closed() {
-            return 0;
+    pub fn awaits_host(&self) -> bool {
+        let queue = &self.queue;
+        !self.is_closed() && (queue.is_pulling() || queue.has_unsent() || queue.has_ended())
+    }
+
+    /// What it has to send leaves when its wire is flushed.
+    #[inline]
+    fn is_to_be_flushed(&mut self) {
+        if !self.is_unsent {
+            self.is_unsent = true;
+            self.shared.unsent.borrow_mut().push(self.id);
         }
-        u32::from(self.queue.is_pulling())
-            + u32::from(self.queue.has_unsent())
-            + u32::from(self.queue.has_ended())
     }
 
     /// Does something with the queue itself. What it stages leaves with [`Queue::flush`].
@@ -290,8 +301,8 @@ pub struct Wire {
     staging: Staging,
     /// Queues that are read in every turn.
     busy: Vec<QueueId>,
-    /// Queues with PDUs of their own to send (ICResp, R2T, TermReq).
-    unsent: Vec<QueueId>,
+    /// The queues that are being flushed: empty between two flushes.
+    flushing: Vec<QueueId>,
     /// How many queues there are.
     count: usize,
     turns: u32,
@@ -310,12 +321,13 @@ impl Wire {
             shared: Rc::new(Shared {
                 epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
                 noted: RefCell::default(),
+                unsent: RefCell::default(),
                 timed: RefCell::default(),
                 due_us: Cell::new(u64::MAX),
                 now_us: Cell::new(0),
             }),
             busy: Vec::new(),
-            unsent: Vec::new(),
+            flushing: Vec::new(),
             count: 0,
             turns: 0,
             reported: vec![EpollEvent::empty(); EPOLL_EVENTS],
@@ -347,6 +359,7 @@ impl Wire {
             is_busy: true,
             is_reported: true,
             is_noted: false,
+            is_unsent: false,
             is_timed: false,
             watches_room: false,
             idle_runs: 0,
@@ -360,7 +373,7 @@ impl Wire {
         queue.with(|queue| queue.handle_bytes(bytes, now_us));
         self.count += 1;
         self.busy.push(id);
-        self.unsent.push(id);
+        queue.is_to_be_flushed();
         Ok(queue)
     }
 
@@ -383,8 +396,9 @@ impl Wire {
     pub fn forget(&mut self, id: QueueId) {
         self.count = self.count.saturating_sub(1);
         self.busy.retain(|other| *other != id);
-        self.unsent.retain(|other| *other != id);
-        self.shared.noted.borrow_mut().retain(|other| *other != id);
+        let Shared { noted, unsent, .. } = &*self.shared;
+        unsent.borrow_mut().retain(|other| *other != id);
+        noted.borrow_mut().retain(|other| *other != id);
         let timed = &mut *self.shared.timed.borrow_mut();
         timed.retain(|other| *other != id);
         // Without queues it is not polled, and a deadline that nothing looks at would stay due.
@@ -407,12 +421,7 @@ impl Wire {
         }
         let count = u32::try_from(self.busy.len()).unwrap_or(u32::MAX);
         let idle_runs_max = IDLE_RUNS / count.max(1);
-        let Self {
-            busy,
-            unsent,
-            scratch,
-            ..
-        } = self;
+        let Self { busy, scratch, .. } = self;
         let mut had = 0;
         busy.retain(|&id| {
             let Some(queue) = queues.queue(id) else {
@@ -423,8 +432,9 @@ impl Wire {
                     had += 1;
                     queue.idle_runs = 0;
                 }
+                // The answer to ICReq, R2Ts that waited, or a TermReq.
                 if queue.queue.has_unsent() && !queue.link.is_blocked() {
-                    unsent.push(id);
+                    queue.is_to_be_flushed();
                 }
             }
             queue.idle_runs = queue.idle_runs.saturating_add(1);
@@ -448,12 +458,14 @@ impl Wire {
         }
     }
 
-    /// Sends what the queues have to send by themselves: the answer to ICReq, R2Ts that waited, and
-    /// TermReqs. What their user has them send, it flushes.
+    /// The end of a turn: sends what the queues have to send, as far as their sockets take it.
     pub fn flush(&mut self, queues: &mut impl Queues<Queue>) {
-        for id in self.unsent.drain(..) {
+        std::mem::swap(&mut self.flushing, &mut *self.shared.unsent.borrow_mut());
+        for id in self.flushing.drain(..) {
             if let Some(queue) = queues.queue(id) {
+                queue.is_unsent = false;
                 queue.flush();
+                queues.flushed(id);
             }
         }
     }
@@ -462,7 +474,8 @@ impl Wire {
     /// done at once.
     #[must_use = "waiting when something is ready loses it until the next wake-up"]
     pub fn arm(&mut self, queues: &mut impl Queues<Queue>) -> bool {
-        if !self.unsent.is_empty() || !self.shared.noted.borrow().is_empty() {
+        let Shared { noted, unsent, .. } = &*self.shared;
+        if !unsent.borrow().is_empty() || !noted.borrow().is_empty() {
             return true;
         }
         for id in self.busy.drain(..) {

@@ -138,7 +138,7 @@ fn push_much(world: &mut World) {
         let to = world.ends.offer(cid, &[(0, 700_000)]);
         world.push(Tag(cid), &to, &bytes);
     }
-    world.queue().flush();
+    world.flush();
 }
 
 pub(crate) fn while_data_is_pushed(over: Over) {

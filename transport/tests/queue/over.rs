@@ -30,8 +30,6 @@ pub(crate) struct Abilities {
     pub(crate) has_lists: bool,
     /// It is full when the host does not read.
     pub(crate) fills: bool,
-    /// It tells of room ([`Seen::Room`]); others are asked.
-    pub(crate) tells_room: bool,
     /// A response that nothing waits for is over once it has taken it.
     pub(crate) releases_at_once: bool,
     /// What was responded before an end in order arrives.
@@ -59,7 +57,6 @@ impl Over {
             holds: self == Self::Sockets,
             has_lists: !is_tcp,
             fills: is_tcp || self == Self::Sockets,
-            tells_room: is_tcp,
             releases_at_once: self != Self::Loopback,
             drains: is_tcp,
             returns_unanswered: is_tcp,

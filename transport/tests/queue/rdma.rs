@@ -198,7 +198,7 @@ impl RdmaEnds {
             network,
             start,
         };
-        ends.wire.add(QUEUE, &queue);
+        ends.wire.add(QUEUE, &mut queue);
         ends.until("the host is connected", |ends| {
             let now_us = ends.now_us();
             advance(ends.network.as_ref());
@@ -308,7 +308,8 @@ impl Ends for RdmaEnds {
         std::mem::take(&mut self.is_gone).then_some(LocalEvent::Gone)
     }
 
-    fn flush(&mut self, _: &mut Option<Queue>) {
+    fn flush(&mut self, queue: &mut Option<Queue>) {
+        self.wire.flush(&mut Named(queue));
         advance(self.network.as_ref());
     }
 

@@ -144,6 +144,11 @@ impl World {
             );
             self.on(event);
         }
+        self.flush();
+    }
+
+    /// The end of a turn of the controller.
+    pub(crate) fn flush(&mut self) {
         self.ends.flush(&mut self.queue);
     }
 
@@ -224,7 +229,7 @@ impl World {
         let sink = self.buffer(len_bytes);
         let queue = self.queue();
         queue.pull(tag, from, sink, len_bytes);
-        queue.flush();
+        self.flush();
         self.commands.insert(tag, Command::default());
     }
 
@@ -300,7 +305,7 @@ impl World {
             assert!(!waits, "it is told of");
             self.seen.push(Seen::Released(tag));
         }
-        self.queue().flush();
+        self.flush();
     }
 
     /// Turns both until the host has so many responses, and takes them.
@@ -381,7 +386,7 @@ impl World {
         assert_eq!(quiesced.count(), 1, "{over:?}: {what}: {seen:?}");
         let last = seen.last();
         assert_eq!(last, Some(&Seen::Quiesced), "{over:?}: {what}: {seen:?}");
-        assert_eq!(self.queue().sends_outstanding(), 0, "{over:?}: {what}");
+        assert!(!self.queue().awaits_host(), "{over:?}: {what}");
         for data in self.kept.drain(..) {
             self.queue.as_mut().expect("there").give_back(data);
         }

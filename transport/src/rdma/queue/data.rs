@@ -73,7 +73,7 @@ impl Queue {
                 Some(to) if self.write_held(to, slab, range.clone()) => Ok(Pushed::Gone(None)),
                 _ => Err(Full {
                     what: Source::Held(slab, range),
-                    until_room: self.qp.write_would_block(),
+                    until_room: self.tells_room(),
                 }),
             },
             Source::Zeroes(len_bytes) => match self.push_zeroes(to, len_bytes) {
@@ -158,7 +158,7 @@ impl Queue {
         if let Some(to) = one_place(to, len)
             && self.qp.write_from_slab(remote(to), &zeroes.slab, 0..len)
         {
-            self.unflushed += 1;
+            self.count_taken();
             return Some(Pushed::Gone(None));
         }
         let posted = self.each_buffer(to, data, SendOp::Write, None);
@@ -170,7 +170,9 @@ impl Queue {
     #[inline]
     fn copy_now(&mut self, to: KeyedBuffer, copy: &mut CopyTo<'_>) -> bool {
         let written = self.qp.write_inline(remote(to), to.len_bytes, copy);
-        self.unflushed += u32::from(written);
+        if written {
+            self.count_taken();
+        }
         written
     }
 
@@ -178,15 +180,20 @@ impl Queue {
     #[inline]
     fn write_held(&mut self, to: KeyedBuffer, slab: &Arc<Slab>, range: Range<usize>) -> bool {
         let written = self.qp.write_from_slab(remote(to), slab, range);
-        self.unflushed += u32::from(written);
+        if written {
+            self.count_taken();
+        }
         written
     }
 
-    /// Whether a [`Source::Held`] is not taken only because the wire is full: it is again when
-    /// something has left.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.qp.write_would_block()
+    /// Whether a [`Source::Held`] is not taken only because the provider is full: then there is to
+    /// be [`Event::Room`](crate::Event::Room).
+    fn tells_room(&mut self) -> bool {
+        let is_full = self.qp.write_would_block();
+        if is_full {
+            self.wait_for_room();
+        }
+        is_full
     }
 
     /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is

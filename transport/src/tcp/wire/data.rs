@@ -16,6 +16,7 @@ impl Queue {
     /// `Event::Pulled`, or `Event::Returned` where the queue has ended.
     pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
         let cid = cid_of(from);
+        self.is_to_be_flushed();
         if let Err(full) = self.with(|queue| queue.pull(tag, cid, len_bytes, sink)) {
             // A sink shorter than the pull is a fault of the caller: the queue ends.
             drop(full.what);
@@ -44,6 +45,7 @@ impl Queue {
             // The host has no memory for it.
             return Ok(Pushed::Gone(source.into_buffer()));
         };
+        self.is_to_be_flushed();
         match source {
             Source::Copy(len_bytes, copy) => {
                 if len_bytes < DIRECT_MIN_BYTES && self.queue.push_now(cid, len_bytes, copy) {
