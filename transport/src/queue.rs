@@ -5,7 +5,6 @@ use std::fmt;
 use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::PostError;
 
 use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Source};
 use crate::tcp::controller::Goes;
@@ -237,44 +236,26 @@ impl Queue {
         }
     }
 
-    /// Outstanding responses that no event will release, unless others follow.
+    /// How many commands are under way, of so many that have a tag: those that are not answered,
+    /// and those whose response an event will release. Where the wire knows how many responses were
+    /// queued behind the last one that left, at least as many.
     #[must_use]
     #[inline]
-    pub fn unsignaled_responses(&self) -> usize {
+    pub fn in_flight(&self, commands: usize) -> usize {
         match self {
-            Self::Rdma(queue) => queue.unsignaled_responses(),
-            Self::Tcp(_) => 0,
+            Self::Rdma(queue) => queue.in_flight(commands),
+            Self::Tcp(_) => commands,
         }
     }
 
-    /// Has the wire report when all outstanding responses have left, as
-    /// [`rdma::Queue::ask_for_responses`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn ask_for_responses(&mut self) -> Result<(), PostError> {
-        match self {
-            Self::Rdma(queue) => queue.ask_for_responses(),
-            Self::Tcp(_) => Ok(()),
-        }
-    }
-
-    /// Whether something has not left: ending the connection now would lose it.
+    /// Whether it can be ended without losing a response, where so many commands have a tag: they
+    /// are answered and released, and nothing is left to be sent, as far as is known. Where their
+    /// responses alone are missing, the wire sees to it that [`Event::Released`] tells of them.
     #[must_use]
-    pub fn has_unsent(&self) -> bool {
+    pub fn is_drained(&mut self, commands: usize) -> bool {
         match self {
-            Self::Rdma(queue) => queue.has_unsent(),
-            Self::Tcp(queue) => queue.queue().has_unsent(),
-        }
-    }
-
-    /// Responses that were queued behind the last one that completed; 0 where that is not known.
-    #[must_use]
-    #[inline]
-    pub fn sent_behind(&self) -> usize {
-        match self {
-            Self::Rdma(queue) => queue.sent_behind(),
-            Self::Tcp(_) => 0,
+            Self::Rdma(queue) => queue.is_drained(commands),
+            Self::Tcp(queue) => commands == 0 && !queue.queue().has_unsent(),
         }
     }
 

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use capstan_memory::{Account, Buffer};
-use capstan_rdma::contract::PostError;
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
 use capstan_transport::manager::ConnectionId;
 use capstan_transport::rdma::Keys;
@@ -273,31 +272,18 @@ impl Connection {
         matches!(self.phase, Phase::Closing { .. })
     }
 
-    /// Commands that are not answered, or whose response a completion will report.
-    pub(super) fn in_flight(&self) -> usize {
-        let taken = self.commands.len() - self.free.len();
-        taken - self.transport.unsignaled_responses()
-    }
-
-    /// Commands in flight at the same time, as far as is known: the largest of those in flight now,
-    /// those in flight at the last release, and the responses that were queued up to the last
-    /// completion.
+    /// Commands in flight at the same time, as far as is known: the larger of those in flight now
+    /// and those in flight at the last release.
     pub(super) fn depth(&self) -> usize {
-        let sent = self.transport.sent_behind() + 1;
-        self.in_flight().max(self.in_flight_at_release).max(sent)
+        let taken = self.commands.len() - self.free.len();
+        let in_flight = self.transport.in_flight(taken);
+        in_flight.max(self.in_flight_at_release)
     }
 
     /// Whether no command is in flight, nor a response on its way.
-    pub(super) fn quiet(&self) -> bool {
-        self.commands.len() == self.free.len() && !self.transport.has_unsent()
-    }
-
-    /// Where only unsignaled responses are outstanding, posts a signaled work request behind them.
-    pub(super) fn ask_for_responses(&mut self) -> Result<(), PostError> {
-        if self.in_flight() > 0 {
-            return Ok(());
-        }
-        self.transport.ask_for_responses()
+    pub(super) fn quiet(&mut self) -> bool {
+        let taken = self.commands.len() - self.free.len();
+        self.transport.is_drained(taken)
     }
 
     /// Responses have left. Returns why the connection is to be closed now, if it is.

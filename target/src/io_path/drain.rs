@@ -22,33 +22,20 @@ impl IoPath {
             return false;
         };
         let over = self.resources.now_us >= deadline_us;
-        self.ask_for_responses();
-        let idle: Vec<usize> = self
-            .connections
-            .indices()
-            .filter(|&index| {
-                self.connections.all[index].as_ref().is_some_and(|c| {
-                    !c.closing() && (over || (c.quiet() && !self.has_io_queues(c)))
-                })
-            })
-            .collect();
+        let mut idle = Vec::new();
+        for connection in self.connections.all.iter_mut().flatten() {
+            if !connection.closing() && (connection.quiet() || over) {
+                idle.push(connection.identity.index);
+            }
+        }
+        idle.retain(|&index| {
+            let connection = self.connections.all[index].as_ref();
+            over || connection.is_some_and(|connection| !self.has_io_queues(connection))
+        });
         for index in idle {
             self.begin_close(index, "the target is shutting down");
         }
         self.connections.indices().next().is_none()
-    }
-
-    /// Has idle connections report unsignaled responses once they have gone.
-    fn ask_for_responses(&mut self) {
-        for connection in self.connections.all.iter_mut().flatten() {
-            if connection.closing() {
-                continue;
-            }
-            if let Err(error) = connection.ask_for_responses() {
-                let why = format!("posting an empty RDMA WRITE failed: {error}");
-                self.resources.end(connection, why);
-            }
-        }
     }
 
     /// Whether the connection is an Admin queue with I/O queues, on any reactor.

@@ -17,9 +17,9 @@
 //! every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that wait
 //! for a buffer, for room or for their turn), [`lease`] (how many buffers an association may have),
 //! [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`] (how
-//! many sockets wait for their end). One turn handles what is ready, then flushes every wire
-//! (one doorbell per connection), continues some of the commands that waited and flushes for those,
-//! and enters the kernel once for storage, however many operations there are.
+//! many sockets wait for their end). One turn handles what is ready, then rings one doorbell per
+//! connection, continues some of the commands that waited and rings for those, and enters the
+//! kernel once for storage, however many operations there are.
 
 mod accept;
 mod admin;
@@ -315,7 +315,7 @@ impl IoPath {
     /// commands that waited were continued.
     fn flush_turn(&mut self) -> bool {
         self.carry_out_connects();
-        // One flush per wire and one system call for storage, however many commands. A
+        // One doorbell per connection and one system call for storage, however many commands. A
         // disk that has run out of work gets its commands before the responses leave: letting it
         // stand idle costs more than responses that leave a little later.
         if self.resources.engine.is_short_of_work() {

@@ -341,18 +341,37 @@ impl Queue {
     }
 
     /// Outstanding responses whose Sends no completion will cover, unless others follow.
-    #[must_use]
     #[inline]
-    pub fn unsignaled_responses(&self) -> usize {
+    fn unsignaled_responses(&self) -> usize {
         self.outstanding.len() - self.outstanding.signaled()
     }
 
-    /// Where responses may be on their way, posts an RDMA WRITE of no bytes behind them, which is
-    /// signaled and needs no key (InfiniBand Architecture 1.7, C9-88).
-    ///
-    /// # Errors
-    /// As [`QueuePair::post_send`].
-    pub fn ask_for_responses(&mut self) -> Result<(), PostError> {
+    /// How many commands are under way, of so many that have a tag: without those of which only the
+    /// response is outstanding, and no completion will tell. At least as many as had responses
+    /// queued when the last one completed, where the device knows that.
+    #[must_use]
+    #[inline]
+    pub fn in_flight(&self, commands: usize) -> usize {
+        let queued = self.qp.outstanding_at_completion() as usize + 1;
+        queued.max(commands.saturating_sub(self.unsignaled_responses()))
+    }
+
+    /// Whether all of so many commands with a tag are answered and released, and nothing that was
+    /// taken without a work request is left to be sent, as far as is known. Where no completion
+    /// will tell of the last responses, has the device report them.
+    pub fn is_drained(&mut self, commands: usize) -> bool {
+        if commands > 0 && commands == self.unsignaled_responses() {
+            let reported = self.report_responses();
+            if let Err(error) = reported {
+                self.fail(format!("posting an empty RDMA WRITE failed: {error}"));
+            }
+        }
+        commands == 0 && !self.qp.needs_drain()
+    }
+
+    /// Posts an RDMA WRITE of no bytes behind the responses, which is signaled and needs no key
+    /// (InfiniBand Architecture 1.7, C9-88).
+    fn report_responses(&mut self) -> Result<(), PostError> {
         let Some(newest) = self.outstanding.newest() else {
             return Ok(());
         };
@@ -368,21 +387,6 @@ impl Queue {
         )?;
         self.outstanding.signaled_behind();
         Ok(())
-    }
-
-    /// Whether something that the provider took without a work request has not left yet, as far as
-    /// is known: ending the connection now would lose it.
-    #[must_use]
-    pub fn has_unsent(&self) -> bool {
-        self.qp.needs_drain()
-    }
-
-    /// Responses that were queued behind the last one that completed, when it completed; 0 where
-    /// that is not known.
-    #[must_use]
-    #[inline]
-    pub fn sent_behind(&self) -> usize {
-        self.qp.outstanding_at_completion() as usize
     }
 
     /// A signaled work request has completed.
