@@ -7,11 +7,12 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 
 use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Source};
+use crate::tcp::End;
 use crate::tcp::controller::Goes;
 use crate::{rdma, tcp};
 
 /// A queue of one wire of one reactor: an Admin queue or an I/O queue, and the connection under it.
-/// The wire uses it again once the queue has [quiesced](Event::Quiesced) and its user has let go.
+/// Its user may use it again once the queue has [quiesced](Event::Quiesced) and was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueId(pub u32);
 
@@ -273,6 +274,27 @@ impl Queue {
     /// events show it.
     pub fn headway(&mut self) -> Option<(Goes, Goes)> {
         Some(self.tcp()?.headway())
+    }
+
+    /// Sets a fence: everything that has arrived by now comes before [`Event::Fenced`], with the
+    /// rest of a capsule or PDU of which only the beginning has. None comes where the queue is
+    /// dropped first.
+    pub fn fence(&mut self, number: FenceNumber) {
+        match self {
+            Self::Rdma(queue) => queue.fence(number),
+            Self::Tcp(queue) => queue.fence(number),
+        }
+    }
+
+    /// Takes nothing more: [`Event::Ended`] follows where it has not been told of, and
+    /// [`Event::Quiesced`] when nothing can land in its buffers any more. Over NVMe/RDMA the
+    /// connection is its manager's to end.
+    pub fn end(&mut self, how: End) {
+        match (self, how) {
+            (Self::Rdma(queue), _) => queue.end(),
+            (Self::Tcp(queue), End::Now) => queue.abort(),
+            (Self::Tcp(queue), End::Drained) => queue.end(End::Drained),
+        }
     }
 
     /// Whether something has arrived for which there was no event yet.

@@ -2,8 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::queue::{Event, FenceNumber, Queue, QueueId, Queues};
-use crate::tcp::End;
+use crate::queue::{Event, Queue, QueueId, Queues};
 use crate::{rdma, tcp};
 
 /// A wire of one reactor. It is polled once per turn, and then asked for one event after the other.
@@ -57,40 +56,6 @@ impl Wire<'_> {
         match self {
             Self::Rdma(wire) => wire.fd(),
             Self::Tcp(wire) => wire.fd(),
-        }
-    }
-
-    /// Sets a fence: everything that has arrived on the queue by now comes before
-    /// [`Event::Fenced`], with the rest of a capsule or PDU of which only the beginning has. None
-    /// comes where the queue is removed first.
-    pub fn fence(&mut self, id: QueueId, queue: &mut Queue, number: FenceNumber) {
-        match (self, queue) {
-            (Self::Rdma(wire), Queue::Rdma(queue)) => wire.fence(id, queue, number),
-            (Self::Tcp(_), Queue::Tcp(queue)) => queue.fence(number),
-            (Self::Rdma(_), Queue::Tcp(_)) | (Self::Tcp(_), Queue::Rdma(_)) => {}
-        }
-    }
-
-    /// Takes nothing more from the queue: [`Event::Ended`] follows where it has not been told of,
-    /// and [`Event::Quiesced`] when nothing can land in its buffers any more. Over NVMe/RDMA the
-    /// connection is its manager's to end.
-    pub fn end(&mut self, id: QueueId, queue: &mut Queue, how: End) {
-        match (self, queue) {
-            (Self::Rdma(wire), Queue::Rdma(queue)) => wire.end(id, queue),
-            (Self::Tcp(_), Queue::Tcp(queue)) => match how {
-                End::Now => queue.abort(),
-                End::Drained => queue.end(End::Drained),
-            },
-            (Self::Rdma(_), Queue::Tcp(_)) | (Self::Tcp(_), Queue::Rdma(_)) => {}
-        }
-    }
-
-    /// The queue is about to be dropped: there are no more events of that name.
-    pub fn remove(&mut self, id: QueueId, queue: &Queue) {
-        match (self, queue) {
-            (Self::Rdma(wire), Queue::Rdma(queue)) => wire.remove(id, queue),
-            (Self::Tcp(wire), Queue::Tcp(_)) => wire.forget(id),
-            (Self::Rdma(_), Queue::Tcp(_)) | (Self::Tcp(_), Queue::Rdma(_)) => {}
         }
     }
 }

@@ -15,7 +15,7 @@ use capstan_transport::tcp::End;
 use capstan_transport::{Queue, rdma};
 
 use super::connection::{Carrier, Connection, Identity, OnDevice};
-use super::fabric::{DevicePort, Memory, wire_of};
+use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use super::{IoPath, Listener, Resources, tcp};
 use crate::control_plane::conn_id;
@@ -441,11 +441,8 @@ impl IoPath {
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
-        let name = connection.queue_id();
         let how = if gives_up { End::Now } else { End::Drained };
-        if let Some(mut wire) = wire_of(&mut self.fabrics, &mut self.tcp, carrier) {
-            wire.end(name, &mut connection.transport, how);
-        }
+        connection.transport.end(how);
         self.closing.push(index);
         match carrier {
             Carrier::Rdma(on) => self.fabrics[on.fabric].manager.end(on.id, gives_up),
@@ -523,10 +520,7 @@ impl IoPath {
     }
 
     fn free(&mut self, mut connection: Box<Connection>) {
-        let (name, carrier) = (connection.queue_id(), connection.identity.carrier);
-        if let Some(mut wire) = wire_of(&mut self.fabrics, &mut self.tcp, carrier) {
-            wire.remove(name, &connection.transport);
-        }
+        let carrier = connection.identity.carrier;
         match carrier {
             Carrier::Rdma(on) => self.leave_device(&mut connection, on),
             Carrier::Tcp => self.closing_sockets.remove(connection.identity.id),

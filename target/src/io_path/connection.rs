@@ -140,11 +140,6 @@ impl Connection {
         }
     }
 
-    /// What its wire calls its queue.
-    pub(super) fn queue_id(&self) -> QueueId {
-        self.identity.queue_id()
-    }
-
     /// Its host is permitted: it gets memory of its own instead of a place.
     pub(super) fn settle(&mut self, keys: Keys, [responses, spare]: [Buffer; 2]) {
         self.has_place = false;

@@ -14,7 +14,6 @@ use capstan_transport::rdma::{Keys, Receives, Sinks, Zeroes};
 use capstan_transport::{Wire, rdma, tcp};
 
 use super::accept::Refusal;
-use super::connection::Carrier;
 use crate::limits::{
     IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, STRANGER_COMPLETIONS, STRANGER_RECEIVES,
     TRANSFER_BYTES_MAX, completions, cq_depth, discovery_completions, send_wrs,
@@ -63,21 +62,6 @@ pub(super) fn wires<'a>(
     let sockets = (!sockets.is_empty()).then_some(Wire::Tcp(sockets));
     let devices = ports.flatten().map(|port| Wire::Rdma(&mut port.wire));
     devices.chain(sockets)
-}
-
-/// The wire of a connection; `None` once its device is gone.
-pub(super) fn wire_of<'a>(
-    fabrics: &'a mut [Fabric],
-    sockets: &'a mut tcp::wire::Wire,
-    carrier: Carrier,
-) -> Option<Wire<'a>> {
-    match carrier {
-        Carrier::Rdma(on) => {
-            let port = fabrics.get_mut(on.fabric)?.port(on.port)?;
-            Some(Wire::Rdma(&mut port.wire))
-        }
-        Carrier::Tcp => Some(Wire::Tcp(sockets)),
-    }
 }
 
 impl Fabric {

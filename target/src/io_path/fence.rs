@@ -14,7 +14,6 @@ use capstan_transport::FenceNumber;
 
 use super::command::{Command, NotAnswered};
 use super::connection::Connection;
-use super::fabric::wire_of;
 use super::phase::Phase;
 use super::{IoPath, Resources, respond};
 
@@ -76,11 +75,7 @@ impl IoPath {
 
         self.fences.serial += 1;
         let number = FenceNumber(self.fences.serial);
-        let id = connection.queue_id();
-        let carrier = connection.identity.carrier;
-        if let Some(mut wire) = wire_of(&mut self.fabrics, &mut self.tcp, carrier) {
-            wire.fence(id, &mut connection.transport, number);
-        }
+        connection.transport.fence(number);
         self.fences.all.push(Arriving {
             number,
             conn,

@@ -8,6 +8,7 @@
 //! * Which work request a completion is of: `WrId`.
 //! * The host's side: [`host`].
 
+mod fences;
 pub mod host;
 mod in_place;
 mod queue;

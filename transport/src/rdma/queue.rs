@@ -23,7 +23,7 @@ use super::sources::Sources;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
-use crate::queue::{QueueId, Responded, Tag};
+use crate::queue::{EndReason, Event, FenceNumber, QueueId, Responded, Tag};
 
 const _: () = assert!(SQE_BYTES as usize <= ZERO_COPY_HEAD_BYTES_MAX);
 
@@ -409,7 +409,7 @@ impl Queue {
 
     /// Once it is quiescent: takes out the sinks of pulls that will not complete, and the sources
     /// of pushes.
-    pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = (Tag, Buffer)> + '_ {
+    fn take_buffers(&mut self) -> impl Iterator<Item = (Tag, Buffer)> + '_ {
         let sinks = self.sinks.drain(..);
         let sinks = sinks.map(|(tag, sink)| (tag, sink.into_buffer()));
         // Those of responses that have left come back with the release, which is told of by now.
@@ -423,27 +423,59 @@ impl Queue {
         sinks.chain(sources)
     }
 
-    /// Its queue pair has refused a work request: it ends, and [`Event::Ended`](crate::Event::Ended)
-    /// says why.
+    /// Its queue pair has refused a work request: it ends, and [`Event::Ended`] says why.
     #[cold]
     fn fail(&mut self, why: String) {
         if self.life == Life::Open {
             self.life = Life::Ended;
-            self.shared.failed(self.qp.num(), why);
+            self.tell(Event::Ended(EndReason::Lost(why)));
         }
     }
 
-    /// Its user ends it.
-    pub(super) fn end(&mut self) {
+    /// Leaves an event for its user with the wire.
+    fn tell(&self, event: Event) {
+        let event = self.id.map(|id| (id, event));
+        self.shared.ready().extend(event);
+    }
+
+    /// Its user ends it now, or has ended its connection: it takes nothing more. [`Event::Ended`]
+    /// follows where it has not been told of, and [`Event::Quiesced`] when nothing can land in its
+    /// buffers any more.
+    pub fn end(&mut self) {
+        if !self.has_ended() {
+            self.tell(Event::Ended(EndReason::Controller));
+        }
         if self.life != Life::Quiescent {
             self.life = Life::Ending;
+        }
+        self.quiesces();
+    }
+
+    /// What follows where it has just become quiescent.
+    #[inline]
+    pub(super) fn quiesces(&mut self) {
+        if self.becomes_quiescent() {
+            for (tag, buffer) in self.take_buffers().collect::<Vec<_>>() {
+                self.tell(Event::Returned(tag, buffer));
+            }
+            self.tell(Event::Quiesced);
+        }
+    }
+
+    /// Sets a fence: everything that has arrived by now, in socket buffers and shared memory as
+    /// well, comes before [`Event::Fenced`], and so does a capsule of which only the beginning has
+    /// arrived, where the provider sees it. None comes where the queue is dropped first.
+    pub fn fence(&mut self, number: FenceNumber) {
+        let mark = self.arrived();
+        if let Some(id) = self.id {
+            self.shared.fences().set(id, number, mark);
         }
     }
 
     /// Whether it has just become quiescent: its user ended it, and all posted work requests have
     /// completed. Returns `true` once.
     #[inline]
-    pub(super) fn becomes_quiescent(&mut self) -> bool {
+    fn becomes_quiescent(&mut self) -> bool {
         let is_over = self.life == Life::Ending && self.sends_outstanding == 0;
         if is_over {
             self.life = Life::Quiescent;
@@ -466,7 +498,7 @@ impl Queue {
     }
 
     /// A mark behind everything of the host that has arrived here by now.
-    pub(super) fn arrived(&mut self) -> u64 {
+    fn arrived(&mut self) -> u64 {
         self.qp.arrival_mark()
     }
 
@@ -546,5 +578,13 @@ impl Queue {
     pub(super) fn flush(&mut self) {
         self.is_unflushed = false;
         self.ring_doorbell();
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.shared.forget(id, self.qp.num());
+        }
     }
 }

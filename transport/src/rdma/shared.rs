@@ -1,18 +1,25 @@
-//! What a wire and its queues have in common.
+//! What a wire and its queues have in common: a queue notes here what its wire is to do for it.
 
 use std::cell::{RefCell, RefMut};
+use std::collections::VecDeque;
 
 use capstan_rdma::contract::QpNum;
+use rustc_hash::FxHashMap;
 
+use super::fences::Fences;
 use super::receives::Receives;
-use crate::queue::QueueId;
+use crate::queue::{Event, QueueId};
 
 /// What the queues on one device share with their wire.
 pub struct Shared {
     /// The receives of all queues on the device.
     receives: RefCell<Receives>,
-    /// Queues whose queue pairs have refused a work request since the last poll, and why.
-    failed: RefCell<Vec<(QpNum, String)>>,
+    // The keys are numbers of this program or of a device: no peer can choose them so that they
+    // collide.
+    queue_of: RefCell<FxHashMap<QpNum, QueueId>>,
+    /// Events that are no completions.
+    ready: RefCell<VecDeque<(QueueId, Event)>>,
+    fences: RefCell<Fences>,
     /// Queues with something posted since the last flush.
     unflushed: RefCell<Vec<QueueId>>,
     /// Queues that are to tell of room.
@@ -20,10 +27,13 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(receives: Receives) -> Self {
+    /// For a completion queue that has at most `depth` completions at once.
+    pub(super) fn new(receives: Receives, depth: u32) -> Self {
         Self {
             receives: RefCell::new(receives),
-            failed: RefCell::default(),
+            queue_of: RefCell::default(),
+            ready: RefCell::default(),
+            fences: RefCell::new(Fences::new(depth)),
             unflushed: RefCell::default(),
             full: RefCell::default(),
         }
@@ -34,20 +44,22 @@ impl Shared {
         self.receives.borrow_mut()
     }
 
-    /// A queue has ended, as its queue pair has refused a work request.
-    pub(super) fn failed(&self, qp: QpNum, why: String) {
-        self.failed.borrow_mut().push((qp, why));
-    }
-
-    /// Whether a queue has failed that [`Shared::take_failed`] has not returned.
+    /// What the wire calls the queue of each queue pair.
     #[inline]
-    pub(super) fn has_failed(&self) -> bool {
-        !self.failed.borrow().is_empty()
+    pub(super) fn queue_of(&self) -> RefMut<'_, FxHashMap<QpNum, QueueId>> {
+        self.queue_of.borrow_mut()
     }
 
-    /// The queues that have failed.
-    pub(super) fn take_failed(&self) -> Vec<(QpNum, String)> {
-        self.failed.take()
+    /// Events that are no completions.
+    #[inline]
+    pub(super) fn ready(&self) -> RefMut<'_, VecDeque<(QueueId, Event)>> {
+        self.ready.borrow_mut()
+    }
+
+    /// Fences that wait.
+    #[inline]
+    pub(super) fn fences(&self) -> RefMut<'_, Fences> {
+        self.fences.borrow_mut()
     }
 
     /// The queues with something posted since the last flush. Each notes itself once.
@@ -62,9 +74,11 @@ impl Shared {
         self.full.borrow_mut()
     }
 
-    /// The queue is gone.
+    /// The queue is dropped: there are no more events of that name.
     pub(super) fn forget(&self, id: QueueId, qp: QpNum) {
-        self.failed.borrow_mut().retain(|(other, _)| *other != qp);
+        self.queue_of().remove(&qp);
+        self.ready().retain(|(other, _)| *other != id);
+        self.fences().forget(id);
         self.unflushed().retain(|other| *other != id);
         self.full().retain(|other| *other != id);
     }

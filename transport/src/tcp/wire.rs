@@ -34,11 +34,29 @@ struct Shared {
     noted: RefCell<Vec<QueueId>>,
     /// Queues that have something to send.
     unsent: RefCell<Vec<QueueId>>,
+    /// Queues that are read in every turn.
+    busy: RefCell<Vec<QueueId>>,
+    /// How many queues there are.
+    count: Cell<usize>,
     /// Queues that have a deadline, and the earliest of all.
     timed: RefCell<Vec<QueueId>>,
     due_us: Cell<u64>,
     /// When the wire was polled last.
     now_us: Cell<u64>,
+}
+
+impl Shared {
+    /// The queue is dropped: another one may have its name.
+    fn forget(&self, id: QueueId) {
+        self.count.set(self.count.get().saturating_sub(1));
+        for list in [&self.busy, &self.unsent, &self.noted, &self.timed] {
+            list.borrow_mut().retain(|other| *other != id);
+        }
+        // Without queues it is not polled, and a deadline that nothing looks at would stay due.
+        if self.timed.borrow().is_empty() {
+            self.due_us.set(u64::MAX);
+        }
+    }
 }
 
 /// A controller's queue over its socket.
@@ -295,16 +313,18 @@ impl Queue {
     }
 }
 
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.shared.forget(self.id);
+    }
+}
+
 /// The sockets of one reactor's queues.
 pub struct Wire {
     shared: Rc<Shared>,
     staging: Staging,
-    /// Queues that are read in every turn.
-    busy: Vec<QueueId>,
     /// The queues that are being flushed: empty between two flushes.
     flushing: Vec<QueueId>,
-    /// How many queues there are.
-    count: usize,
     turns: u32,
     reported: Vec<EpollEvent>,
     scratch: Box<[u8]>,
@@ -322,13 +342,13 @@ impl Wire {
                 epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
                 noted: RefCell::default(),
                 unsent: RefCell::default(),
+                busy: RefCell::default(),
+                count: Cell::new(0),
                 timed: RefCell::default(),
                 due_us: Cell::new(u64::MAX),
                 now_us: Cell::new(0),
             }),
-            busy: Vec::new(),
             flushing: Vec::new(),
-            count: 0,
             turns: 0,
             reported: vec![EpollEvent::empty(); EPOLL_EVENTS],
             scratch: vec![0; SCRATCH_BYTES].into(),
@@ -371,8 +391,9 @@ impl Wire {
         };
         self.shared.now_us.set(now_us);
         queue.with(|queue| queue.handle_bytes(bytes, now_us));
-        self.count += 1;
-        self.busy.push(id);
+        let Shared { count, busy, .. } = &*self.shared;
+        count.set(count.get() + 1);
+        busy.borrow_mut().push(id);
         queue.is_to_be_flushed();
         Ok(queue)
     }
@@ -392,36 +413,23 @@ impl Wire {
         self.add(id, stream, (settings, &bytes), now_us)
     }
 
-    /// The queue is about to be dropped, or was: another one may have its name.
-    pub fn forget(&mut self, id: QueueId) {
-        self.count = self.count.saturating_sub(1);
-        self.busy.retain(|other| *other != id);
-        let Shared { noted, unsent, .. } = &*self.shared;
-        unsent.borrow_mut().retain(|other| *other != id);
-        noted.borrow_mut().retain(|other| *other != id);
-        let timed = &mut *self.shared.timed.borrow_mut();
-        timed.retain(|other| *other != id);
-        // Without queues it is not polled, and a deadline that nothing looks at would stay due.
-        if timed.is_empty() {
-            self.shared.due_us.set(u64::MAX);
-        }
-    }
-
     /// Reads the queues that may have something. How many had.
     pub fn poll(&mut self, queues: &mut impl Queues<Queue>, now_us: u64) -> u32 {
-        if self.count == 0 {
+        if self.is_empty() {
             return 0;
         }
         self.shared.now_us.set(now_us);
         self.run_deadlines(queues, now_us);
         self.turns = self.turns.wrapping_add(1);
-        let are_many = self.busy.len() >= MANY_AT_WORK;
-        if are_many || self.busy.is_empty() || self.turns.is_multiple_of(EPOLL_EVERY) {
+        let busy = self.shared.busy.borrow().len();
+        let are_many = busy >= MANY_AT_WORK;
+        if are_many || busy == 0 || self.turns.is_multiple_of(EPOLL_EVERY) {
             self.look_at_epoll(queues);
         }
-        let count = u32::try_from(self.busy.len()).unwrap_or(u32::MAX);
+        let busy = &mut *self.shared.busy.borrow_mut();
+        let count = u32::try_from(busy.len()).unwrap_or(u32::MAX);
         let idle_runs_max = IDLE_RUNS / count.max(1);
-        let Self { busy, scratch, .. } = self;
+        let scratch = &mut self.scratch;
         let mut had = 0;
         busy.retain(|&id| {
             let Some(queue) = queues.queue(id) else {
@@ -478,7 +486,7 @@ impl Wire {
         if !unsent.borrow().is_empty() || !noted.borrow().is_empty() {
             return true;
         }
-        for id in self.busy.drain(..) {
+        for id in self.shared.busy.borrow_mut().drain(..) {
             if let Some(queue) = queues.queue(id) {
                 queue.is_busy = false;
             }
@@ -495,7 +503,7 @@ impl Wire {
     /// Whether it has no queues.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.shared.count.get() == 0
     }
 
     /// When [`Wire::poll`] is to be called at the latest.
@@ -507,11 +515,9 @@ impl Wire {
 
     fn look_at_epoll(&mut self, queues: &mut impl Queues<Queue>) {
         let Self {
-            shared,
-            busy,
-            reported,
-            ..
+            shared, reported, ..
         } = self;
+        let busy = &mut *shared.busy.borrow_mut();
         let found = shared.epoll.wait(reported, EpollTimeout::ZERO);
         for event in reported.iter().take(found.unwrap_or(0)) {
             let id = QueueId(u32::try_from(event.data()).unwrap_or(u32::MAX));

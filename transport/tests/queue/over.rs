@@ -123,10 +123,8 @@ pub(crate) trait Ends {
     fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<LocalEvent>;
     /// The end of a turn.
     fn flush(&mut self, queue: &mut Option<Queue>);
-    fn fence(&mut self, queue: &mut Queue, number: FenceNumber);
     fn has_fences(&self) -> bool;
     fn end(&mut self, queue: &mut Queue, how: LocalEnd);
-    fn remove(&mut self, queue: &Queue);
     fn is_empty(&self) -> bool;
     /// As much time goes by as a wire waits for a host that does nothing.
     fn wait_long(&mut self);

@@ -15,7 +15,8 @@ use capstan_rdma::contract::{
 use capstan_rdma::loopback::{Network, attributes};
 use capstan_rdma::{Pair, iwarp};
 use capstan_transport::rdma::{Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes};
-use capstan_transport::{FenceNumber, HostMemory, KeyedBuffer, Queue};
+use capstan_transport::tcp::End;
+use capstan_transport::{HostMemory, KeyedBuffer, Queue};
 
 use super::over::{Answers, Ends, HostEnd, LocalEnd, LocalEvent, Over};
 use super::world::{DATA_BYTES, ENTRIES, Named, PATIENCE, QUEUE};
@@ -29,7 +30,7 @@ pub(crate) const SEND_WRS: u32 = 64;
 const RESPONSES: u32 = 32;
 
 /// One side of the connection. Dropped in this order.
-struct End {
+struct Side {
     cq: Rc<dyn CompletionQueue>,
     pd: Rc<dyn ProtectionDomain>,
     region: Rc<dyn MemoryRegion>,
@@ -37,7 +38,7 @@ struct End {
     device: Rc<dyn Device>,
 }
 
-impl End {
+impl Side {
     fn new(device: Rc<dyn Device>, access: Access) -> Self {
         let pool = Pool::new(POOL_BYTES, Pages::Ordinary).expect("memory");
         let pd = device.allocate_pd().expect("a domain");
@@ -77,12 +78,12 @@ impl End {
 pub(crate) struct RdmaEnds {
     host_qp: Option<Pair>,
     wire: Wire,
-    controller: End,
+    controller: Side,
     /// What the wire and the queue have of the controller's memory.
     resting_bytes: usize,
     /// Kept as long as the queue pushes from it.
     _zeroes: Buffer,
-    host: End,
+    host: Side,
     /// Where the host sends from, receives responses, and has the data of commands.
     capsule: Buffer,
     responses: Buffer,
@@ -153,7 +154,7 @@ impl RdmaEnds {
             .resolve(at, None, 1_000_000, now_us())
             .expect("resolves");
         next(&mut host_cm, &mut cm);
-        let host = End::new(host_cm.device(host_id).expect("a device"), Access::all());
+        let host = Side::new(host_cm.device(host_id).expect("a device"), Access::all());
         let config = host.config(ReceiveSource::Own(64));
         let host_qp = host_cm
             .create_qp(host_id, &host.pd, &config)
@@ -171,7 +172,7 @@ impl RdmaEnds {
         assert!(matches!(request.kind, CmEventKind::ConnectRequest { .. }));
         let id = request.id;
 
-        let controller = End::new(cm.device(id).expect("a device"), Access::LOCAL_WRITE);
+        let controller = Side::new(cm.device(id).expect("a device"), Access::LOCAL_WRITE);
         let zeroes = controller.pool.take(ZEROES_BYTES).expect("memory");
         let (wire, mut queue) = queue(&controller, &zeroes, &mut *cm, id);
         cm.accept(id, &param).expect("accepts");
@@ -241,7 +242,7 @@ impl RdmaEnds {
 
 /// The controller's wire, and its queue over the connection `id`.
 fn queue(
-    controller: &End,
+    controller: &Side,
     zeroes: &Buffer,
     cm: &mut dyn ConnectionManager,
     id: CmId,
@@ -279,10 +280,6 @@ fn queue(
     (wire, queue)
 }
 
-fn of(queue: &mut Queue) -> &mut RdmaQueue {
-    queue.rdma().expect("a queue over RDMA")
-}
-
 impl Ends for RdmaEnds {
     fn pool(&self) -> &Pool {
         &self.controller.pool
@@ -313,25 +310,20 @@ impl Ends for RdmaEnds {
         advance(self.network.as_ref());
     }
 
-    fn fence(&mut self, queue: &mut Queue, number: FenceNumber) {
-        self.wire.fence(QUEUE, of(queue), number);
-    }
-
     fn has_fences(&self) -> bool {
         self.wire.has_fences()
     }
 
     fn end(&mut self, queue: &mut Queue, how: LocalEnd) {
-        self.wire.end(QUEUE, of(queue));
         match how {
-            LocalEnd::Closes => self.cm.disconnect(self.id),
-            LocalEnd::Aborts => self.cm.abort(self.id),
-        }
-    }
-
-    fn remove(&mut self, queue: &Queue) {
-        if let Queue::Rdma(queue) = queue {
-            self.wire.remove(QUEUE, queue);
+            LocalEnd::Closes => {
+                queue.end(End::Drained);
+                self.cm.disconnect(self.id);
+            }
+            LocalEnd::Aborts => {
+                queue.end(End::Now);
+                self.cm.abort(self.id);
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use capstan_transport::tcp::controller::{Connected, Settings};
 use capstan_transport::tcp::limits::TERM_US;
 use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::{Queue as TcpQueue, Wire};
-use capstan_transport::{FenceNumber, HostMemory, Queue};
+use capstan_transport::{HostMemory, Queue};
 use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::IntoBytes;
 
@@ -133,10 +133,6 @@ impl Ends for TcpEnds {
         self.wire.flush(&mut Named(queue));
     }
 
-    fn fence(&mut self, queue: &mut Queue, number: FenceNumber) {
-        of(queue).fence(number);
-    }
-
     /// The queue has them, and is gone with them.
     fn has_fences(&self) -> bool {
         false
@@ -144,13 +140,9 @@ impl Ends for TcpEnds {
 
     fn end(&mut self, queue: &mut Queue, how: LocalEnd) {
         match how {
-            LocalEnd::Closes => of(queue).end(End::Drained),
-            LocalEnd::Aborts => of(queue).abort(),
+            LocalEnd::Closes => queue.end(End::Drained),
+            LocalEnd::Aborts => queue.end(End::Now),
         }
-    }
-
-    fn remove(&mut self, _: &Queue) {
-        self.wire.forget(QUEUE);
     }
 
     fn is_empty(&self) -> bool {

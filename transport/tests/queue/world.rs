@@ -323,7 +323,7 @@ impl World {
 
     pub(crate) fn fence(&mut self, number: FenceNumber) {
         let queue = self.queue.as_mut().expect("it was not removed");
-        self.ends.fence(queue, number);
+        queue.fence(number);
     }
 
     /// The controller ends the connection.
@@ -333,9 +333,7 @@ impl World {
     }
 
     pub(crate) fn remove(&mut self) {
-        if let Some(queue) = self.queue.take() {
-            self.ends.remove(&queue);
-        }
+        self.queue = None;
     }
 
     /// Turns until the queue has ended, or the manager of its connection has said so, and then ends

@@ -483,7 +483,6 @@ fn the_end_of_a_host_ends_its_queue_and_gives_its_buffers_back() {
     assert!(world.queue(0).is_closed());
     drop(events);
     world.all.0.clear();
-    world.wire.forget(QueueId(0));
     assert_eq!(world.pool.free_bytes(), 8 << 20);
 }
 
@@ -567,7 +566,6 @@ fn a_wire_without_queues_has_no_deadline() {
     let [first, second] = [(); 2].map(|()| world.connect(&[]));
     for (id, due_us) in [(0, Some(SETUP_US)), (1, None)] {
         world.all.0[id] = None;
-        world.wire.forget(QueueId(u32::try_from(id).expect("few")));
         assert_eq!(world.wire.next_deadline_us(), due_us);
     }
     drop((first, second));
