@@ -452,6 +452,8 @@ impl IoPath {
                 }
             }
         }
+        // Fences that wait for it end here or with its last storage operation, and not with
+        // `Event::Quiesced`: `fence` says why that is late enough.
         let now_us = self.resources.now_us;
         if lingers {
             self.control.disconnecting(id, now_us);

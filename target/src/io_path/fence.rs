@@ -5,6 +5,14 @@
 //! message or PDU that had arrived in part; then the queue itself counts the commands that it has
 //! taken in ([`capstan_subsystem::IoQueue::begin_fence`]). When a connection ends meanwhile the
 //! controllers are told once its last command is off the storage engine.
+//!
+//! That is before the wire says that nothing can land any more (`Event::Quiesced`), and it is late
+//! enough. A fence keeps older commands from the medium. A connection that ends starts no storage
+//! operation: it takes in no capsule (`recv`), a pull that completes goes no further
+//! (`execute::on_pulled`), and neither does a command behind an operation that was under way
+//! (`execute::on_disk`). What may still land is data of pulls, in buffers that belong to the queue
+//! until it has quiesced: no other command gets them before that. To wait for it would let a host
+//! that closes slowly keep its next association out for the time that a connection has to end.
 
 use std::collections::BTreeMap;
 
