@@ -29,12 +29,15 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
 use capstan_nvme_proto::property::{Cap, Cc, Crto, Csts, Version};
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, CmRequest};
+use capstan_nvme_proto::rdma_sgl::{self, CapsuleData};
 use capstan_nvme_proto::reservation::{
     AcquireData, RegisterData, Registrants, ReleaseData, ReservationStatus,
 };
 use capstan_nvme_proto::sgl::{Sgl, SglDescriptor, segment_descriptors};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::StatusContext;
+use capstan_nvme_proto::tcp;
+use capstan_nvme_proto::transfer::DataTransfer;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Every refusal can be said to a person, answers with an error and asks for no retry.
@@ -91,10 +94,41 @@ pub fn capsule(bytes: &[u8]) {
         Ok(command) => {
             assert_eq!(IoCommand::parse(&command.encode(cid, sgl)), Ok(command));
             assert_eq!(command.nsid(), sqe.nsid.get());
-            let bytes = command.data_transfer(512).bytes();
-            assert!(bytes <= command.data_transfer(4096).bytes());
+            let transfer = command.data_transfer(512);
+            assert!(transfer.bytes() <= command.data_transfer(4096).bytes());
+            places(transfer, sqe, data);
             io_data(&command, in_capsule);
         }
+        Err(error) => check_error(&error),
+    }
+}
+
+/// Where the data of a command is, by the rules of either transport: inside the capsule, or as long
+/// as the command needs.
+fn places(transfer: DataTransfer, sqe: &Sqe, data: &[u8]) {
+    match rdma_sgl::CommandData::of(transfer, sqe, CapsuleData::Bytes(data)) {
+        Ok(place) => {
+            assert_eq!(u64::from(place.length_bytes()), transfer.bytes());
+            match place {
+                rdma_sgl::CommandData::InCapsule(range) => assert!(data.get(range).is_some()),
+                rdma_sgl::CommandData::KeyedList(list) => {
+                    let lengths = list.buffers().map(|buffer| u64::from(buffer.length_bytes));
+                    assert_eq!(lengths.sum::<u64>(), transfer.bytes());
+                }
+                rdma_sgl::CommandData::None | rdma_sgl::CommandData::Keyed(_) => {}
+            }
+        }
+        Err(error) => check_error(&error),
+    }
+    let (Ok(sgl), Ok(in_capsule_bytes)) = (sqe.sgl(), u32::try_from(data.len())) else {
+        return;
+    };
+    match tcp::command::CommandData::of(transfer, &sgl, in_capsule_bytes) {
+        Ok(tcp::command::CommandData::InCapsule(range)) => assert!(data.get(range).is_some()),
+        Ok(tcp::command::CommandData::Transport { length_bytes }) => {
+            assert_eq!(u64::from(length_bytes), transfer.bytes());
+        }
+        Ok(tcp::command::CommandData::None) => assert_eq!(transfer.bytes(), 0),
         Err(error) => check_error(&error),
     }
 }

@@ -20,6 +20,7 @@ use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::tcp::End;
 use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
+use capstan_transport::tcp::host_memory;
 use capstan_transport::tcp::limits::{R2TS_MAX, STAGED_MAX_BYTES};
 use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Pushed, Source, Tag};
 use zerocopy::IntoBytes;
@@ -194,13 +195,13 @@ impl World<'_> {
         let Some(index) = free.filter(|_| !self.capsules.is_empty()) else {
             return;
         };
-        let (sqe, data) = self.capsules.pop_front().expect("one");
+        let (sqe, mut data) = self.capsules.pop_front().expect("one");
         let bytes = length_bytes.into();
         for transfer in [
             DataTransfer::HostToController { bytes },
             DataTransfer::ControllerToHost { bytes },
         ] {
-            if let Ok(memory) = ControllerQueue::host_memory(&sqe, transfer, &data) {
+            if let Ok(memory) = host_memory(&sqe, transfer, &mut data) {
                 assert!(memory.len_bytes() >= length_bytes);
             }
         }

@@ -10,6 +10,8 @@
 //!   alignment 1, may lie at any address, and hold whatever a peer sent. A size and the offsets of
 //!   its fields are asserted beside each.
 //! * [`tcp`]: NVMe over TCP, from a stream of bytes to capsules and data and back.
+//! * Where the data of a command is, by the rules of its transport: [`rdma_sgl::CommandData`] and
+//!   [`tcp::command::CommandData`].
 //! * Understood: [`command`] and [`fabrics::FabricsCommand`] (parsed once, with every count
 //!   widened), [`sgl::Sgl`], [`property`], [`features`], [`nqn::Nqn`], [`status::Status`],
 //!   [`async_event::AsyncEvent`]. Parsing fails with a [`error::CommandError`]: the status to
@@ -24,9 +26,10 @@
 //!
 //! # What it does not do
 //! It reads no clock, allocates nothing and does no I/O, and keeps no state but that of the streams
-//! and transfers of [`tcp`]. It does not know what a controller supports: limits, namespaces and
-//! permissions are the caller's. It has no PRPs, no memory mapped registers or doorbells, no zoned,
-//! key-value or computational command sets, and no Fibre Channel transport.
+//! and transfers of [`tcp`]. Of what a controller supports it knows only where the data of commands
+//! may be ([`transfer::DataSupport`]): other limits, namespaces and permissions are the caller's.
+//! It has no PRPs, no memory mapped registers or doorbells, no zoned, key-value or computational
+//! command sets, and no Fibre Channel transport.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(
@@ -55,6 +58,7 @@ pub mod nqn;
 pub mod opcode;
 pub mod property;
 pub mod rdma_cm;
+pub mod rdma_sgl;
 pub mod reservation;
 pub mod sgl;
 pub mod sqe;

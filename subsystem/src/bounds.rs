@@ -7,16 +7,8 @@ pub const TRANSFER_MAX_BYTES: u32 = 1 << 20;
 pub(crate) const MDTS: u8 = 8;
 const _: () = assert!(4096 << MDTS == TRANSFER_MAX_BYTES);
 
-/// In-capsule data of a command on an I/O queue, in bytes.
-pub const CAPSULE_DATA_BYTES: u32 = 8192;
-/// IOCCSZ: a command capsule in units of 16 bytes, 64 bytes of SQE and the in-capsule data.
-pub(crate) const IOCCSZ: u32 = (64 + CAPSULE_DATA_BYTES) / 16;
 /// IORCSZ: a response capsule in units of 16 bytes: one CQE.
 pub(crate) const IORCSZ: u32 = 1;
-
-/// Descriptors of an in-capsule Last Segment: MSDBD.
-pub const SGL_DESCRIPTORS_MAX: u8 = 16;
-const _: () = assert!(SGL_DESCRIPTORS_MAX as u32 * 16 <= CAPSULE_DATA_BYTES);
 
 /// Entries of an I/O queue: MQES + 1. The NVMe/RDMA private data and SQSIZE count in 16 bits; a
 /// thousand receives of 64 + 8192 bytes are 8 MiB, which is as far as one queue should go.

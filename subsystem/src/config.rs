@@ -8,6 +8,8 @@ use core::net::SocketAddr;
 
 use capstan_nvme_proto::log::{RdmaProviderType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::transfer::DataSupport;
+use capstan_nvme_proto::{rdma_sgl, tcp};
 
 use crate::bounds;
 use crate::namespace::{BackendId, Geometry, NamespaceIdentity};
@@ -91,6 +93,15 @@ impl Transport {
         match self {
             Self::Rdma => TransportType::RDMA,
             Self::Tcp => TransportType::TCP,
+        }
+    }
+
+    /// What its wire says of the data of commands.
+    #[must_use]
+    pub(crate) const fn data_support(self) -> DataSupport {
+        match self {
+            Self::Rdma => rdma_sgl::SUPPORT,
+            Self::Tcp => tcp::command::SUPPORT,
         }
     }
 }

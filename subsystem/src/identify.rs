@@ -10,7 +10,7 @@ use capstan_nvme_proto::identify::{
     LogPageAttributes, MultiPath, NamespaceAttributes, NamespaceFeatures, NamespaceId,
     NamespaceList, NamespaceSharing, NamespaceStatus, NvmAdminCommands, NvmIdentifyController,
     NvmIdentifyNamespace, OptionalFabricsCommands, OptionalNvmCommands, ReservationCapabilities,
-    SglSupport, VolatileWriteCacheSupport, write_namespace_ids,
+    VolatileWriteCacheSupport, write_namespace_ids,
 };
 use capstan_nvme_proto::property::Version;
 use capstan_nvme_proto::status::Status;
@@ -20,9 +20,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::bounds::{
     ABORT_MAX, AER_MAX, ANA_GROUPS_MAX, COPY_RANGES_MAX, CROSS_RESETS_MAX, ERROR_LOG_ENTRIES,
-    IOCCSZ, IORCSZ, KAS, MDTS, NAMESPACES_MAX, QUIESCE_MS, RETRY_DELAY_100MS, SGL_DESCRIPTORS_MAX,
+    IORCSZ, KAS, MDTS, NAMESPACES_MAX, QUIESCE_MS, RETRY_DELAY_100MS,
 };
-use crate::config::Transport;
 use crate::control::{Executed, Execution, Target, gone};
 use crate::controller::{Controller, ControllerKind, Instance, VERSION};
 use crate::features::supported_events;
@@ -102,6 +101,7 @@ impl Target {
         // Numbers of others, which only they may give; Linux nvmet leaves them to its operator,
         // too.
         let [vid, ssvid] = config.vendor_ids;
+        let support = controller.transport.data_support();
         let mut data = wire!(IdentifyController {
             vid: vid.into(),
             ssvid: ssvid.into(),
@@ -127,22 +127,12 @@ impl Target {
             lpa: (LogPageAttributes::EXTENDED_DATA | LogPageAttributes::SUPPORTED_LOG_PAGES).bits(),
             elpe_z: zeroes_based(ERROR_LOG_ENTRIES),
             kas_100ms: KAS.into(),
-            sgls: (SglSupport::SUPPORTED
-                | SglSupport::OVERSIZED
-                | SglSupport::OFFSET
-                | match controller.transport {
-                    Transport::Rdma => SglSupport::KEYED,
-                    Transport::Tcp => SglSupport::TRANSPORT,
-                })
-            .bits()
-            .into(),
+            sgls: support.sgls.bits().into(),
             subnqn: subnqn.to_field(),
-            ioccsz_16bytes: IOCCSZ.into(),
+            ioccsz_16bytes: support.ioccsz_16bytes().into(),
             iorcsz_16bytes: IORCSZ.into(),
-            msdbd: match controller.transport {
-                Transport::Rdma => SGL_DESCRIPTORS_MAX,
-                Transport::Tcp => 1,
-            },
+            icdoff_16bytes: support.in_capsule_offset_16bytes.into(),
+            msdbd: support.descriptors_max,
         });
         match controller.kind {
             ControllerKind::Discovery => {

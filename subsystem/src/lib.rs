@@ -10,8 +10,9 @@
 //! out of [`Target::poll_action`], and time is the `now_us` argument.
 //!
 //! The walk of a command on an I/O queue:
-//! 1. [`IoQueue::handle_command`] with the capsule gives an [`IoCommand`]: operation, namespace,
-//!    [`Transfer`], and the [`Permit`] to complete it.
+//! 1. [`IoQueue::handle_command`] with the SQE gives an [`IoCommand`]: operation, namespace, bytes
+//!    of data, and the [`Permit`] to complete it. Where the data is the driver finds out meanwhile:
+//!    which SGLs a transport has is nothing that this crate knows.
 //! 2. The driver moves the data and executes the operation on the namespace's backend.
 //! 3. [`IoQueue::complete`] turns the permit and a status into the response capsule.
 //!
@@ -84,9 +85,6 @@ pub use io_queue::{
 };
 pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, NamespaceTable};
 pub use queue::Permit;
-pub use queue::transfer::{
-    CapsuleData, InCapsule, KeyedBuffer, KeyedList, Transfer, TransportData,
-};
 pub use refuse::{Refusal, RefuseReason};
 pub use transitions::IllegalTransition;
 

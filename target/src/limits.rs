@@ -235,8 +235,7 @@ pub(crate) const fn cq_depth(receives: u32) -> u32 {
 const _: () = {
     // In-capsule data must hold a whole 4096-byte LBA, and a transfer whole LBAs.
     assert!(IN_CAPSULE_BYTES.is_multiple_of(4096) && TRANSFER_BYTES_MAX.is_multiple_of(4096));
-    // Both ends of the same numbers: what the controllers advertise is what is posted.
-    assert!(IN_CAPSULE_BYTES == capstan_subsystem::bounds::CAPSULE_DATA_BYTES);
+    // Both ends of the same number: what the controllers advertise is what is moved at once.
     assert!(TRANSFER_BYTES_MAX == capstan_subsystem::bounds::TRANSFER_MAX_BYTES);
     assert!(RECEIVES_MAX * SQE_BYTES <= 4 << 20);
     // What the budget sets aside is what is taken: receives, and two pages; and of discovery

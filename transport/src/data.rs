@@ -28,42 +28,52 @@ pub enum CapsuleData {
 #[derive(Clone, Copy, Debug)]
 pub struct InPlace {
     /// The name of the data at its wire.
-    pub message: u64,
-    /// Bytes behind the SQE, at least 1.
-    pub len_bytes: u32,
+    pub(crate) message: u64,
+    /// Where the data begins, from the end of the SQE.
+    pub(crate) offset_bytes: u32,
+    pub(crate) len_bytes: u32,
 }
 
-/// In-capsule data in a buffer, which belongs to a receive of the wire and goes back to it.
+impl InPlace {
+    /// Bytes of data.
+    #[must_use]
+    pub fn len_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+}
+
+/// In-capsule data in a buffer, which goes back to its wire.
 #[derive(Debug)]
 pub struct Landed {
-    /// The bytes, from the start of the buffer.
+    /// The buffer.
     pub buffer: Buffer,
-    /// Bytes behind the SQE.
+    /// Where the data begins in it.
+    pub offset_bytes: u32,
+    /// Bytes of data.
     pub len_bytes: u32,
-    /// The receive.
-    pub receive: u32,
+    /// What the buffer belongs to.
+    pub receive: Receive,
 }
 
-impl CapsuleData {
-    /// The bytes that can be read here: none while they are in place.
+/// What the buffer of in-capsule data belongs to: a receive over RDMA, and nothing over NVMe/TCP.
+#[derive(Clone, Copy, Debug)]
+pub struct Receive(pub(crate) Option<u32>);
+
+impl Landed {
+    /// The data.
     #[must_use]
     #[expect(unsafe_code, reason = "reads received bytes where they landed")]
     pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::None | Self::InPlace(_) => &[],
-            Self::Copied(bytes) => bytes,
-            Self::Landed(Landed {
-                buffer, len_bytes, ..
-            }) => {
-                // SAFETY: a wire makes a `Landed` of a receive that has completed, and posts it
-                // again only after the buffer was given back to it; hosts have no remote access to
-                // that memory. So nobody writes it while it is borrowed here.
-                let bytes = unsafe { buffer.bytes() };
-                bytes.get(..*len_bytes as usize).unwrap_or(bytes)
-            }
-        }
+        // SAFETY: a wire makes a `Landed` of a receive that has completed, and posts it again only
+        // after the buffer was given back to it; hosts have no remote access to that memory. So
+        // nobody writes it while it is borrowed here.
+        let bytes = unsafe { self.buffer.bytes() };
+        let behind = bytes.get(self.offset_bytes as usize..).unwrap_or_default();
+        behind.get(..self.len_bytes as usize).unwrap_or(behind)
     }
+}
 
+impl CapsuleData {
     /// Takes the data, and leaves nothing.
     #[must_use]
     pub fn take(&mut self) -> Self {
@@ -81,16 +91,58 @@ impl CapsuleData {
             }
         }
     }
+
+    /// Leaves this range of the data, which is that of the command.
+    pub(crate) fn cut(&mut self, range: &Range<usize>) {
+        match self {
+            Self::None => {}
+            Self::Copied(bytes) => {
+                if *range != (0..bytes.len()) {
+                    *bytes = bytes.get(range.clone()).unwrap_or_default().into();
+                }
+            }
+            Self::InPlace(InPlace {
+                offset_bytes,
+                len_bytes,
+                ..
+            })
+            | Self::Landed(Landed {
+                offset_bytes,
+                len_bytes,
+                ..
+            }) => {
+                *offset_bytes = offset_bytes.saturating_add(narrow(range.start));
+                *len_bytes = narrow(range.len());
+            }
+        }
+    }
 }
 
-/// Where the data of a command is or goes at the host. Only a wire looks inside.
+/// Places in a capsule are below 2^32, because buffers are.
+pub(crate) fn narrow(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Where the data of a command is or goes at the host. Only the wire whose queue has found it
+/// ([`Queue::host_memory`](crate::Queue::host_memory)) looks inside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum HostMemory {
+pub struct HostMemory {
+    pub(crate) place: Place,
+    /// The key that the response is to invalidate.
+    invalidate: Option<u32>,
+}
+
+/// Kinds of memory of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Place {
     /// The command has no data.
     #[default]
     None,
-    /// In the capsule: this range behind the SQE.
-    InCapsule(Range<u32>),
+    /// In the capsule.
+    InCapsule {
+        /// Bytes.
+        length_bytes: u32,
+    },
     /// A Transport SGL Data Block of NVMe/TCP: the host sends the data when it is asked to, and
     /// takes data that comes, by the identifier of the command.
     Transport {
@@ -108,29 +160,35 @@ pub enum HostMemory {
 }
 
 // In a command a list takes no more than one buffer.
-const _: () = assert!(size_of::<HostMemory>() == size_of::<Option<KeyedBuffer>>());
+const _: () = assert!(size_of::<Place>() == size_of::<Option<KeyedBuffer>>());
 
 /// A buffer of the host that RDMA reaches with `rkey`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyedBuffer {
+pub(crate) struct KeyedBuffer {
     /// Its first address.
-    pub address: u64,
+    pub(crate) address: u64,
     /// The key (`STag`).
-    pub rkey: u32,
+    pub(crate) rkey: u32,
     /// Bytes to move.
-    pub len_bytes: u32,
+    pub(crate) len_bytes: u32,
 }
 
 impl HostMemory {
+    #[inline]
+    pub(crate) fn new(place: Place, invalidate: Option<u32>) -> Self {
+        Self { place, invalidate }
+    }
+
     /// Bytes of data.
     #[must_use]
     pub fn len_bytes(&self) -> u32 {
-        match self {
-            Self::None => 0,
-            Self::InCapsule(range) => range.end.saturating_sub(range.start),
-            Self::Transport { length_bytes, .. } => *length_bytes,
-            Self::Keyed(buffer) => buffer.len_bytes,
-            Self::KeyedList(list) => list
+        match &self.place {
+            Place::None => 0,
+            Place::InCapsule { length_bytes } | Place::Transport { length_bytes, .. } => {
+                *length_bytes
+            }
+            Place::Keyed(buffer) => buffer.len_bytes,
+            Place::KeyedList(list) => list
                 .buffers()
                 .iter()
                 .fold(0, |sum: u32, buffer| sum.saturating_add(buffer.len_bytes)),
@@ -142,20 +200,41 @@ impl HostMemory {
     #[must_use]
     #[inline]
     pub fn is_remote(&self) -> bool {
-        match self {
-            Self::None | Self::InCapsule(_) => false,
-            Self::Transport { .. } | Self::Keyed(_) | Self::KeyedList(_) => true,
+        match self.place {
+            Place::None | Place::InCapsule { .. } => false,
+            Place::Transport { .. } | Place::Keyed(_) | Place::KeyedList(_) => true,
         }
     }
 
-    /// Its buffers that RDMA reaches, in order.
+    /// Whether data is to be pulled from one place or pushed there.
     #[must_use]
     #[inline]
-    pub fn keyed(&self) -> &[KeyedBuffer] {
-        match self {
-            Self::None | Self::InCapsule(_) | Self::Transport { .. } => &[],
-            Self::Keyed(buffer) => std::slice::from_ref(buffer),
-            Self::KeyedList(list) => list.buffers(),
+    pub fn is_one_place(&self) -> bool {
+        matches!(self.place, Place::Transport { .. } | Place::Keyed(_))
+    }
+
+    /// Whether the data came in the capsule.
+    #[must_use]
+    #[inline]
+    pub fn is_in_capsule(&self) -> bool {
+        matches!(self.place, Place::InCapsule { .. })
+    }
+
+    /// What the response to the command is to invalidate, for
+    /// [`Queue::respond`](crate::Queue::respond).
+    #[must_use]
+    #[inline]
+    pub fn invalidate(&self) -> Option<u32> {
+        self.invalidate
+    }
+
+    /// Its buffers that RDMA reaches, in order.
+    #[inline]
+    pub(crate) fn keyed(&self) -> &[KeyedBuffer] {
+        match &self.place {
+            Place::None | Place::InCapsule { .. } | Place::Transport { .. } => &[],
+            Place::Keyed(buffer) => std::slice::from_ref(buffer),
+            Place::KeyedList(list) => list.buffers(),
         }
     }
 
@@ -173,23 +252,24 @@ impl HostMemory {
             };
             (rest.len_bytes > 0).then_some(rest)
         });
-        match self {
-            Self::None => Self::None,
-            Self::InCapsule(Range { start, end }) => {
-                Self::InCapsule(start.saturating_add(len_bytes).min(*end)..*end)
-            }
-            Self::Transport {
+        let place = match &self.place {
+            Place::None => Place::None,
+            Place::InCapsule { length_bytes } => Place::InCapsule {
+                length_bytes: length_bytes.saturating_sub(len_bytes),
+            },
+            Place::Transport {
                 cid,
                 offset_bytes,
                 length_bytes,
-            } => Self::Transport {
+            } => Place::Transport {
                 cid: *cid,
                 offset_bytes: offset_bytes.saturating_add(len_bytes),
                 length_bytes: length_bytes.saturating_sub(len_bytes),
             },
-            Self::Keyed(_) => rest.last().map_or(Self::None, Self::Keyed),
-            Self::KeyedList(_) => Self::KeyedList(rest.collect()),
-        }
+            Place::Keyed(_) => rest.last().map_or(Place::None, Place::Keyed),
+            Place::KeyedList(_) => Place::KeyedList(rest.collect()),
+        };
+        Self::new(place, self.invalidate)
     }
 }
 
@@ -302,6 +382,7 @@ mod tests {
     fn rest(host: &HostMemory, len_bytes: u32) -> Vec<(u64, u32)> {
         let rest = host.behind(len_bytes);
         assert_eq!(rest.len_bytes(), host.len_bytes() - len_bytes);
+        assert_eq!(rest.invalidate(), host.invalidate());
         let rest = rest.keyed().iter();
         rest.map(|buffer| (buffer.address, buffer.len_bytes))
             .collect()
@@ -309,19 +390,22 @@ mod tests {
 
     #[test]
     fn what_is_behind_a_piece_begins_in_the_middle_of_a_buffer() {
-        let one = HostMemory::Keyed(buffer(0x1000, 100));
+        let at = |place| HostMemory::new(place, Some(7));
+        let one = at(Place::Keyed(buffer(0x1000, 100)));
         assert_eq!(rest(&one, 40), [(0x1028, 60)]);
         assert_eq!(rest(&one, 100), []);
         let list = [buffer(0x1000, 10), buffer(0x2000, 10)];
-        let list = HostMemory::KeyedList(list.into_iter().collect());
+        let list = at(Place::KeyedList(list.into_iter().collect()));
         assert_eq!(rest(&list, 4), [(0x1004, 6), (0x2000, 10)]);
         assert_eq!(rest(&list, 10), [(0x2000, 10)]);
-        let transport = |offset_bytes, length_bytes| HostMemory::Transport {
-            cid: 7,
-            offset_bytes,
-            length_bytes,
+        let transport = |offset_bytes, length_bytes| {
+            at(Place::Transport {
+                cid: 7,
+                offset_bytes,
+                length_bytes,
+            })
         };
         assert_eq!(transport(0, 10).behind(4), transport(4, 6));
-        assert_eq!(rest(&HostMemory::InCapsule(4..24), 15), []);
+        assert_eq!(rest(&at(Place::InCapsule { length_bytes: 20 }), 15), []);
     }
 }

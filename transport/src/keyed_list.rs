@@ -15,12 +15,11 @@ thread_local! {
 /// [`SGL_DESCRIPTORS_MAX`]. To be dropped by the thread that made it, as another one would keep its
 /// memory.
 #[derive(Debug, PartialEq, Eq)]
-pub struct KeyedList(Vec<KeyedBuffer>);
+pub(crate) struct KeyedList(Vec<KeyedBuffer>);
 
 impl KeyedList {
     /// The buffers.
-    #[must_use]
-    pub fn buffers(&self) -> &[KeyedBuffer] {
+    pub(crate) fn buffers(&self) -> &[KeyedBuffer] {
         &self.0
     }
 }

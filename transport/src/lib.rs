@@ -12,7 +12,7 @@
 
 pub mod data;
 pub mod host;
-pub mod keyed_list;
+mod keyed_list;
 pub mod limits;
 pub mod manager;
 pub mod queue;
@@ -21,9 +21,8 @@ pub mod tcp;
 pub mod wire;
 
 pub use data::{
-    CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Piece, Pushed, Source,
+    CapsuleData, CopyTo, Full, HostMemory, InPlace, Landed, Piece, Pushed, Receive, Source,
 };
-pub use keyed_list::KeyedList;
 pub use queue::{
     Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Responded, Tag,
 };

@@ -4,9 +4,11 @@ use std::fmt;
 
 use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::error::CommandError;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::transfer::DataTransfer;
 
-use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Source};
+use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Receive, Source};
 use crate::tcp::End;
 use crate::tcp::controller::Goes;
 use crate::{rdma, tcp};
@@ -152,10 +154,37 @@ impl Queue {
         }
     }
 
+    /// The memory of the host in which the data of the command `sqe` is or goes: `transfer` is what
+    /// the command needs, and `data` what came behind `sqe`, of which that of the command is left
+    /// where it has any there. It is exactly as long as the command needs.
+    ///
+    /// # Errors
+    /// The status and the location of what the transport does not allow in an SGL.
+    #[inline]
+    pub fn host_memory(
+        &self,
+        sqe: &Sqe,
+        transfer: DataTransfer,
+        data: &mut CapsuleData,
+    ) -> Result<HostMemory, CommandError> {
+        match self {
+            Self::Rdma(_) => rdma::host_memory(sqe, transfer, data),
+            Self::Tcp(_) => tcp::host_memory(sqe, transfer, data),
+        }
+    }
+
+    /// Work requests that data of a command in `host` takes beyond one.
+    #[must_use]
+    #[inline]
+    pub fn extra_requests(&self, host: &HostMemory) -> u32 {
+        let buffers = host.keyed().len().saturating_sub(1);
+        u32::try_from(buffers).unwrap_or(u32::MAX)
+    }
+
     /// Calls `take` with in-capsule data where it arrived, as [`rdma::Queue::consume`]. NVMe/TCP
     /// leaves none in place.
     #[inline]
-    pub fn consume(&mut self, data: InPlace, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
+    pub fn consume(&mut self, data: InPlace, take: impl FnMut(RawBytes<'_>) -> bool) -> bool {
         match self {
             Self::Rdma(queue) => queue.consume(data, take),
             Self::Tcp(_) => false,
@@ -176,7 +205,7 @@ impl Queue {
     }
 
     /// As [`Queue::give_back`], of data that was split into its receive and its buffer.
-    pub fn post_again(&mut self, receive: u32, buffer: Buffer) {
+    pub fn post_again(&mut self, receive: Receive, buffer: Buffer) {
         match self {
             Self::Rdma(queue) => queue.post_again(receive, buffer),
             Self::Tcp(queue) => queue.with(|queue| queue.give(buffer)),

@@ -5,13 +5,25 @@
 use core::ops::Range;
 
 use crate::error::{CommandError, ErrorLocation};
+use crate::identify::SglSupport;
 use crate::sgl::Sgl;
 use crate::status::Status;
-use crate::transfer::DataTransfer;
+use crate::transfer::{DataSupport, DataTransfer};
 
 /// In-capsule data that every controller takes on the Admin Queue. On I/O queues it is what
 /// IOCCSZ says.
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
+
+/// What a controller that takes commands by these rules says of them.
+pub const SUPPORT: DataSupport = DataSupport {
+    sgls: SglSupport::SUPPORTED
+        .union(SglSupport::OVERSIZED)
+        .union(SglSupport::OFFSET)
+        .union(SglSupport::TRANSPORT),
+    descriptors_max: 1,
+    in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
+    in_capsule_offset_16bytes: 0,
+};
 
 /// Where the data of a command is.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

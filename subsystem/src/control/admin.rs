@@ -20,13 +20,14 @@ use crate::action::{Action, ControllerId, DisconnectReason};
 use crate::bounds::ADMIN_DATA_MAX_BYTES;
 use crate::controller::{Controller, ControllerEvent, ControllerKind, ControllerState};
 use crate::features::FeatureValue;
-use crate::queue::transfer::{CapsuleData, Transfer};
+use crate::io_queue::length_bytes;
 use crate::queue::{AcceptError, Permit};
 
 /// What to do with a command capsule on an Admin queue.
 #[derive(Debug)]
 pub enum AdminStep {
-    /// Call [`Target::execute_admin`].
+    /// Find its data ([`AdminRequest::data_transfer`]) and call [`Target::execute_admin`], or
+    /// [`Target::refuse_admin_data`].
     Execute(AdminRequest),
     /// The command cannot be executed: send this response.
     Complete(Cqe),
@@ -43,7 +44,8 @@ pub struct AdminRequest {
     command: Command,
     opcode: u8,
     nsid: u32,
-    transfer: Transfer,
+    /// What it needs.
+    transfer: DataTransfer,
     /// What the host sends with it.
     data: Vec<u8>,
     /// Of Get LBA Status.
@@ -57,11 +59,17 @@ enum Command {
 }
 
 impl AdminRequest {
-    /// Where the data for the host goes; its length is the most that [`Target::execute_admin`]
-    /// tells. Or where that of the host is, if the command [`brings_data`](Self::brings_data).
+    /// Bytes of data for the host: the most that [`Target::execute_admin`] tells. Or those of the
+    /// host, if the command [`brings_data`](Self::brings_data).
     #[must_use]
-    pub fn transfer(&self) -> &Transfer {
-        &self.transfer
+    pub fn data_bytes(&self) -> u32 {
+        length_bytes(self.transfer)
+    }
+
+    /// The data that it needs.
+    #[must_use]
+    pub fn data_transfer(&self) -> DataTransfer {
+        self.transfer
     }
 
     /// Whether the host sends data with it, to be handed over with [`AdminRequest::set_data`]: Set
@@ -156,15 +164,9 @@ pub(crate) struct Execution<'a> {
 }
 
 impl Target {
-    /// Takes in a command capsule of an Admin queue: `sqe`, and in `capsule_data` the bytes that
-    /// followed it.
-    pub fn begin_admin(
-        &mut self,
-        conn: ConnId,
-        sqe: &Sqe,
-        capsule_data: &[u8],
-        now_us: u64,
-    ) -> AdminStep {
+    /// Takes in a command capsule of an Admin queue. Whether the SGL of `sqe` is right is for the
+    /// driver to find out: that is up to the transport ([`Target::refuse_admin_data`]).
+    pub fn begin_admin(&mut self, conn: ConnId, sqe: &Sqe, now_us: u64) -> AdminStep {
         let Some(controller) = self.admin_controller(conn) else {
             return AdminStep::Disconnect(DisconnectReason::NotConnected);
         };
@@ -183,7 +185,7 @@ impl Target {
             }
             Err(AcceptError::CidInUse) => {
                 let id = controller.id;
-                if let Ok((Command::Fabrics(command), ..)) = decode(controller, sqe, capsule_data)
+                if let Ok((Command::Fabrics(command), ..)) = decode(controller, sqe)
                     && is_property_command(&command)
                 {
                     return self.answer_property_command(id, sqe, &command, now_us);
@@ -197,7 +199,7 @@ impl Target {
                 return AdminStep::Complete(controller.admin.answer(cid, status, 0));
             }
         };
-        match decode(controller, sqe, capsule_data) {
+        match decode(controller, sqe) {
             Ok((command, transfer, look)) => AdminStep::Execute(AdminRequest {
                 permit,
                 command,
@@ -245,7 +247,7 @@ impl Target {
     }
 
     /// Executes a command. What goes to the host comes into `out`, which is empty before: as much
-    /// as there is, and no more than the host wants ([`AdminRequest::transfer`]).
+    /// as there is, and no more than the host wants ([`AdminRequest::data_bytes`]).
     pub fn execute_admin(
         &mut self,
         request: AdminRequest,
@@ -257,13 +259,14 @@ impl Target {
             return AdminOutcome::Gone;
         };
         let id = controller.id;
+        let room = usize::try_from(request.data_bytes()).unwrap_or(0);
         let mut permit = Some(request.permit);
         let mut execution = Execution {
             id,
             permit: &mut permit,
             data: &request.data,
             out,
-            room: usize::try_from(request.transfer.length_bytes()).unwrap_or(0),
+            room,
             now_us,
         };
         let executed = match &request.command {
@@ -303,10 +306,21 @@ impl Target {
             status,
             location: ErrorLocation::Unspecified,
             field: "data",
-            value: request.transfer.length_bytes().into(),
+            value: request.data_bytes().into(),
             expected: "room for the data",
         };
         Some(controller.fail(request.permit, request.opcode, request.nsid, &error))
+    }
+
+    /// Refuses a command that was accepted and whose data is not where its transport takes it from.
+    /// `None` when the connection is gone.
+    pub fn refuse_admin_data(
+        &mut self,
+        request: AdminRequest,
+        error: &CommandError,
+    ) -> Option<Cqe> {
+        let controller = self.admin_controller(request.permit.conn())?;
+        Some(controller.fail(request.permit, request.opcode, request.nsid, error))
     }
 
     /// The controller whose Admin queue `conn` is.
@@ -457,12 +471,11 @@ pub(crate) fn gone() -> CommandError {
     }
 }
 
-/// Understands a command, checks that the controller executes it now, and locates its data.
+/// Understands a command, checks that the controller executes it now, and says what data it needs.
 fn decode(
     controller: &Controller,
     sqe: &Sqe,
-    capsule_data: &[u8],
-) -> Result<(Command, Transfer, Option<AllocationLook>), CommandError> {
+) -> Result<(Command, DataTransfer, Option<AllocationLook>), CommandError> {
     let mut look = None;
     let (command, data) = if sqe.is_fabrics() {
         let command = FabricsCommand::parse(sqe)?;
@@ -483,27 +496,16 @@ fn decode(
             "at most 100000h bytes (MDTS)",
         ));
     }
-    let transfer = match data {
-        DataTransfer::ControllerToHost { .. } => Transfer::resolve(
-            controller.transport,
-            sqe,
-            data,
-            CapsuleData::Bytes(capsule_data),
-        )?,
-        DataTransfer::HostToController { .. }
-            if takes_data(&command) && controller.kind == ControllerKind::Io =>
-        {
-            Transfer::resolve(
-                controller.transport,
-                sqe,
-                data,
-                CapsuleData::Bytes(capsule_data),
-            )?
-        }
+    let is_moved = match data {
+        DataTransfer::ControllerToHost { .. } => true,
         // The others that bring data are refused by what they are, not by what they bring.
-        DataTransfer::HostToController { .. } | DataTransfer::None => Transfer::None,
+        DataTransfer::HostToController { .. } => {
+            takes_data(&command) && controller.kind == ControllerKind::Io
+        }
+        DataTransfer::None => false,
     };
-    Ok((command, transfer, look))
+    let data = if is_moved { data } else { DataTransfer::None };
+    Ok((command, data, look))
 }
 
 fn takes_data(command: &Command) -> bool {

@@ -8,6 +8,7 @@ use alloc::vec;
 use core::net::SocketAddr;
 
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::error::CommandError;
 use capstan_nvme_proto::fabrics::{
     CNTLID_DYNAMIC, CNTLID_MAX, Connect, ConnectData, ConnectParameters, ConnectResponse,
     FabricsCommand,
@@ -16,6 +17,7 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::property::Cc;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::transfer::DataTransfer;
 
 use super::{CrossResets, Queue, QueueSizes, Share, Target};
 use crate::ConnId;
@@ -31,7 +33,6 @@ use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
 use crate::namespace::ChangedNamespaces;
 use crate::queue::Accounting;
-use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::refuse::{Refusal, RefuseReason};
 use crate::reported::ReportedNamespaces;
 use crate::shared::{ControllerShared, QueueShared};
@@ -51,7 +52,7 @@ pub struct ConnectRequest<'a> {
     pub sizes: QueueSizes,
     /// The command.
     pub sqe: &'a Sqe,
-    /// Its data, from where [`Target::connect_transfer`] says.
+    /// Its data, as much as [`Target::connect_data`] says.
     pub data: &'a [u8],
 }
 
@@ -85,25 +86,12 @@ pub enum ConnectOutcome {
 }
 
 impl Target {
-    /// Where the data of a Connect command is, which must be fetched before
-    /// [`Target::handle_connect`]. `capsule_data` is what followed the SQE in the capsule, which
-    /// came by `transport`.
-    ///
-    /// # Errors
-    /// The response to send when there is no telling; then close the connection.
-    pub fn connect_transfer(
-        transport: Transport,
-        sqe: &Sqe,
-        capsule_data: &[u8],
-    ) -> Result<Transfer, Cqe> {
-        let located = match FabricsCommand::parse(sqe) {
-            Ok(command @ FabricsCommand::Connect(_)) => Transfer::resolve(
-                transport,
-                sqe,
-                command.data_transfer(),
-                CapsuleData::Bytes(capsule_data),
-            ),
-            // What is no Connect needs no data to be refused.
+    /// The data of a Connect command, which must be found and fetched before
+    /// [`Target::handle_connect`]. What is no Connect needs none to be refused.
+    #[must_use]
+    pub fn connect_data(sqe: &Sqe) -> DataTransfer {
+        match FabricsCommand::parse(sqe) {
+            Ok(command @ FabricsCommand::Connect(_)) => command.data_transfer(),
             Ok(
                 FabricsCommand::PropertyGet(_)
                 | FabricsCommand::PropertySet(_)
@@ -111,9 +99,15 @@ impl Target {
                 | FabricsCommand::AuthenticationSend(_)
                 | FabricsCommand::AuthenticationReceive(_),
             )
-            | Err(_) => Ok(Transfer::None),
-        };
-        located.map_err(|error| refusal_cqe(sqe, &RefuseReason::Malformed(error)))
+            | Err(_) => DataTransfer::None,
+        }
+    }
+
+    /// Refuses a Connect command whose data is not where its transport takes it from: the response
+    /// to send; then close the connection.
+    #[must_use]
+    pub fn refuse_connect_data(sqe: &Sqe, error: CommandError) -> Cqe {
+        refusal_cqe(sqe, &RefuseReason::Malformed(error))
     }
 
     /// Takes in the first command of a connection. `settle` is called when everything else allows
@@ -450,7 +444,6 @@ impl Target {
         let counters = NamespaceCounters::new(&controller.namespaces);
         let queue = Box::new(IoQueue::new(
             request.conn,
-            controller.transport,
             qid,
             cntlid,
             accounting,

@@ -23,7 +23,6 @@ use crate::action::{Action, Association, ControllerId, DrainId};
 use crate::controller::{Controller, Instance};
 use crate::io_queue::ControlCommand;
 use crate::log_page::Window;
-use crate::queue::transfer::Transfer;
 use crate::reservation::{Effects, Host, Reservation, host_of};
 
 /// What became of a [`ControlCommand`].
@@ -82,7 +81,7 @@ impl Lingering {
 impl Target {
     /// Executes a command of an I/O queue. `data_in` is what was fetched for it, when it brings
     /// data; what goes to the host comes into `out`, which is empty before: no more than it wants
-    /// ([`ControlCommand::transfer`] either way).
+    /// ([`ControlCommand::data_bytes`] either way).
     pub fn execute_control(
         &mut self,
         command: &ControlCommand,
@@ -113,7 +112,7 @@ impl Target {
         let host = host_of(association.hostid)?;
         let nsid = request.command.nsid();
         if let WireCommand::ReservationReport(report) = request.command {
-            return self.report(&association.subnqn, &report, request.transfer(), out);
+            return self.report(&association.subnqn, &report, request.data_bytes(), out);
         }
         let subsystem = self
             .subsystems
@@ -313,7 +312,7 @@ impl Target {
         &self,
         subnqn: &Nqn,
         report: &ReservationReport,
-        wanted: &Transfer,
+        wanted_bytes: u32,
         out: &mut Vec<u8>,
     ) -> Result<ControlOutcome, CommandError> {
         if !report.extended {
@@ -340,7 +339,7 @@ impl Target {
             false,
         );
         // Behind its end no data is transferred (NVMe Base 2.1, section 7.8, NUMD).
-        let mut window = Window::new(0, out, usize::try_from(wanted.length_bytes()).unwrap_or(0));
+        let mut window = Window::new(0, out, usize::try_from(wanted_bytes).unwrap_or(0));
         window.put(header.as_bytes());
         let reserved = ReservationStatusHeader::EXTENDED_BYTES.saturating_sub(size_of_val(&header));
         for _ in 0..reserved {

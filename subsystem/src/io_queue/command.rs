@@ -8,15 +8,15 @@ use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::transfer::DataTransfer;
 
 use super::IoQueue;
 use crate::bounds::{COPY_MAX_BYTES, COPY_RANGES_MAX, TRANSFER_MAX_BYTES};
 use crate::gate::Access;
 use crate::namespace::{BackendId, Namespace};
-use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::queue::{Effect, Permit, Trace};
 
-/// A command to execute: checked against the namespace, with its data located.
+/// A command to execute, checked against the namespace.
 #[derive(Debug)]
 #[must_use = "the command stays outstanding until its permit is given to IoQueue::complete"]
 pub struct IoCommand {
@@ -26,8 +26,8 @@ pub struct IoCommand {
     pub namespace: NamespaceRef,
     /// What to do.
     pub operation: IoOperation,
-    /// Where its data is. Direction: see [`IoOperation::moves_data_to_host`].
-    pub transfer: Transfer,
+    /// Bytes of its data. Direction: see [`IoOperation::moves_data_to_host`].
+    pub data_bytes: u32,
 }
 
 /// What a driver needs to know of a namespace to execute a command on it.
@@ -138,6 +138,18 @@ impl IoOperation {
 }
 
 impl IoCommand {
+    /// The data that it needs.
+    #[must_use]
+    #[inline]
+    pub fn data_transfer(&self) -> DataTransfer {
+        let bytes = u64::from(self.data_bytes);
+        if self.operation.moves_data_to_host() {
+            DataTransfer::ControllerToHost { bytes }
+        } else {
+            DataTransfer::HostToController { bytes }
+        }
+    }
+
     /// The ranges of a Dataset Management command whose data is `data`, each inside the
     /// namespace and not empty.
     ///
@@ -243,16 +255,13 @@ pub(crate) const EXECUTED: [(IoOpcode, bool); 8] = [
 ];
 
 /// What decoding a command gives, besides its permit.
-pub(super) type Decoded = (IoOperation, NamespaceRef, Transfer, Trace);
+pub(super) type Decoded = (IoOperation, NamespaceRef, Trace);
 
 impl IoQueue {
     /// Understands an I/O command (any opcode but 7Fh) and checks it in the order: state of the
-    /// queue, opcode and fields, namespace, what the host may do with it, sizes, range, SGL.
-    pub(super) fn decode(
-        &mut self,
-        sqe: &Sqe,
-        capsule_data: CapsuleData<'_>,
-    ) -> Result<Decoded, CommandError> {
+    /// queue, opcode and fields, namespace, what the host may do with it, sizes, range. Its SGL is
+    /// for the driver to check, last of all.
+    pub(super) fn decode(&mut self, sqe: &Sqe) -> Result<Decoded, CommandError> {
         self.check_state(sqe)?;
         let opcode = sqe.io_opcode();
         if !EXECUTED.iter().any(|(executed, _)| *executed == opcode) {
@@ -295,7 +304,6 @@ impl IoQueue {
         if let Some(range) = range {
             range.require_within(geometry.lbas)?;
         }
-        let transfer = Transfer::resolve(self.transport, sqe, data, capsule_data)?;
         let trace = Trace {
             opcode: sqe.opcode,
             effect: match operation {
@@ -309,7 +317,7 @@ impl IoQueue {
             },
             nsid,
             lba: range.map_or(0, |range| range.slba),
-            bytes: transfer.length_bytes(),
+            bytes: length_bytes(data),
             // Known when it enters.
             writes_era: 0,
         };
@@ -319,7 +327,7 @@ impl IoQueue {
             lba_bytes: geometry.lba_bytes,
             lbas: geometry.lbas,
         };
-        Ok((operation, namespace, transfer, trace))
+        Ok((operation, namespace, trace))
     }
 }
 
@@ -354,6 +362,11 @@ impl IoQueue {
             expected: "an active namespace",
         })
     }
+}
+
+/// The length of `data`, which is no longer than MDTS.
+pub(crate) fn length_bytes(data: DataTransfer) -> u32 {
+    u32::try_from(data.bytes()).unwrap_or(u32::MAX)
 }
 
 /// The operation of a command, what it does to the medium, and the range it names itself.

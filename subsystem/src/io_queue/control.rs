@@ -7,9 +7,9 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::transfer::DataTransfer;
 
 use super::IoQueue;
+use super::command::length_bytes;
 use crate::bounds::TRANSFER_MAX_BYTES;
 use crate::gate::Access;
-use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::queue::{Effect, Permit, Trace};
 
 /// A command of an I/O queue for [`Target::execute_control`](crate::Target::execute_control).
@@ -19,36 +19,35 @@ pub struct ControlCommand {
     /// What completes the command, on its I/O queue.
     pub permit: Permit,
     pub(crate) command: WireCommand,
-    transfer: Transfer,
-    to_host: bool,
+    data: DataTransfer,
 }
 
 impl ControlCommand {
-    pub(super) fn new(
-        permit: Permit,
-        command: WireCommand,
-        transfer: Transfer,
-        to_host: bool,
-    ) -> Self {
+    pub(super) fn new(permit: Permit, command: WireCommand, data: DataTransfer) -> Self {
         Self {
             permit,
             command,
-            transfer,
-            to_host,
+            data,
         }
     }
 
-    /// Where the data is.
+    /// The data that it needs.
     #[must_use]
-    pub fn transfer(&self) -> &Transfer {
-        &self.transfer
+    pub fn data_transfer(&self) -> DataTransfer {
+        self.data
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub fn data_bytes(&self) -> u32 {
+        length_bytes(self.data)
     }
 
     /// Whether the data goes to the host (push, after the command); else it comes from there
     /// (pull, before the command).
     #[must_use]
     pub fn moves_data_to_host(&self) -> bool {
-        self.to_host
+        matches!(self.data, DataTransfer::ControllerToHost { .. })
     }
 }
 
@@ -61,14 +60,10 @@ pub(crate) const RESERVATION_COMMANDS: [IoOpcode; 4] = [
 ];
 
 /// What decoding a control command gives, besides its permit.
-pub(super) type Decoded = (WireCommand, Transfer, bool, Trace);
+pub(super) type Decoded = (WireCommand, DataTransfer, Trace);
 
 impl IoQueue {
-    pub(super) fn decode_control(
-        &mut self,
-        sqe: &Sqe,
-        capsule_data: CapsuleData<'_>,
-    ) -> Result<Decoded, CommandError> {
+    pub(super) fn decode_control(&mut self, sqe: &Sqe) -> Result<Decoded, CommandError> {
         self.check_state(sqe)?;
         let command = WireCommand::parse(sqe)?;
         sqe.require_not_fused()?;
@@ -86,8 +81,6 @@ impl IoQueue {
                 "at most 100000h bytes (MDTS)",
             ));
         }
-        let transfer = Transfer::resolve(self.transport, sqe, data, capsule_data)?;
-        let to_host = matches!(data, DataTransfer::ControllerToHost { .. });
         let trace = Trace {
             opcode: sqe.opcode,
             effect: Effect::Control,
@@ -97,6 +90,6 @@ impl IoQueue {
             // Known when it enters.
             writes_era: 0,
         };
-        Ok((command, transfer, to_host, trace))
+        Ok((command, data, trace))
     }
 }

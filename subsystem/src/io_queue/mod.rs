@@ -21,10 +21,10 @@ use crate::counters::NamespaceCounters;
 use crate::namespace::NamespaceTable;
 use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
 use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
-use crate::{CapsuleData, ConnId, DisconnectReason, DrainId, FenceId, Transport};
+use crate::{ConnId, DisconnectReason, DrainId, FenceId};
 use drain::Drains;
 
-pub(crate) use command::{CopyLimits, EXECUTED};
+pub(crate) use command::{CopyLimits, EXECUTED, length_bytes};
 pub use command::{IoCommand, IoOperation, NamespaceRef};
 pub use control::ControlCommand;
 pub(crate) use control::RESERVATION_COMMANDS;
@@ -34,10 +34,12 @@ pub use state::{IoQueueEvent, IoQueueState};
 /// What to do with a command capsule.
 #[derive(Debug)]
 pub enum IoStep {
-    /// Execute the command, then give its permit to [`IoQueue::complete`].
+    /// Find its data ([`IoCommand::data_transfer`]), execute the command, then give its permit to
+    /// [`IoQueue::complete`]; or give the step to [`IoQueue::refuse_data`].
     Execute(IoCommand),
-    /// Fetch the data it brings, have [`Target::execute_control`](crate::Target::execute_control)
-    /// execute the command, then give its permit to [`IoQueue::complete`].
+    /// Find its data ([`ControlCommand::data_transfer`]) and fetch what it brings, have
+    /// [`Target::execute_control`](crate::Target::execute_control) execute the command, then give
+    /// its permit to [`IoQueue::complete`]; or give the step to [`IoQueue::refuse_data`].
     Control(ControlCommand),
     /// The command cannot be executed: send this response.
     Complete(Cqe),
@@ -53,7 +55,6 @@ pub enum IoStep {
 #[derive(Debug)]
 pub struct IoQueue {
     conn: ConnId,
-    transport: Transport,
     qid: u16,
     cntlid: u16,
     state: IoQueueState,
@@ -68,7 +69,6 @@ pub struct IoQueue {
 impl IoQueue {
     pub(crate) fn new(
         conn: ConnId,
-        transport: Transport,
         qid: u16,
         cntlid: u16,
         accounting: Accounting,
@@ -79,7 +79,6 @@ impl IoQueue {
     ) -> Self {
         Self {
             conn,
-            transport,
             qid,
             cntlid,
             state: IoQueueState::Live,
@@ -157,8 +156,9 @@ impl IoQueue {
         }
     }
 
-    /// Takes in a command capsule: `sqe`, and what followed it.
-    pub fn handle_command(&mut self, sqe: &Sqe, capsule_data: CapsuleData<'_>) -> IoStep {
+    /// Takes in a command capsule. Whether the SGL of `sqe` is right is for the driver to find out:
+    /// that is up to the transport ([`IoQueue::refuse_data`]).
+    pub fn handle_command(&mut self, sqe: &Sqe) -> IoStep {
         self.controller.note_activity();
         let cid = sqe.cid.get();
         let permit = match self.accounting.accept(cid) {
@@ -180,26 +180,25 @@ impl IoQueue {
             return self.handle_fabrics(sqe, permit);
         }
         if RESERVATION_COMMANDS.contains(&sqe.io_opcode()) {
-            return match self.decode_control(sqe, capsule_data) {
-                Ok((command, transfer, to_host, trace)) => IoStep::Control(ControlCommand::new(
+            return match self.decode_control(sqe) {
+                Ok((command, data, trace)) => IoStep::Control(ControlCommand::new(
                     permit
                         .with_trace(trace)
                         .with_era(self.drains.enter(drain::RESERVATIONS)),
                     command,
-                    transfer,
-                    to_host,
+                    data,
                 )),
                 Err(error) => self.refuse(sqe, permit, &error),
             };
         }
-        match self.decode(sqe, capsule_data) {
-            Ok((operation, namespace, transfer, trace)) => IoStep::Execute(IoCommand {
+        match self.decode(sqe) {
+            Ok((operation, namespace, trace)) => IoStep::Execute(IoCommand {
                 permit: permit
                     .with_trace(trace)
                     .with_era(self.drains.enter(trace.nsid)),
                 namespace,
                 operation,
-                transfer,
+                data_bytes: trace.bytes,
             }),
             Err(error) => self.refuse(sqe, permit, &error),
         }
@@ -236,6 +235,24 @@ impl IoQueue {
             }
             Err(error) => self.refuse(sqe, permit, &error),
         }
+    }
+
+    /// Refuses a command that was to be executed, as its data is not where its transport takes it
+    /// from: what to do instead. Nothing has been done for it yet.
+    #[cold]
+    pub fn refuse_data(&mut self, step: IoStep, error: &CommandError) -> IoStep {
+        let permit = match step {
+            IoStep::Execute(IoCommand { permit, .. }) => permit,
+            IoStep::Control(ControlCommand { permit, .. }) => permit,
+            IoStep::Complete(_) | IoStep::DeleteQueue(_) | IoStep::Disconnect(_) => return step,
+        };
+        self.drains.leave(&permit);
+        let trace = Trace {
+            lba: 0,
+            ..permit.trace
+        };
+        let status = self.record(permit.cid, &trace, error.status, error.location);
+        IoStep::Complete(self.accounting.complete(permit, status, 0))
     }
 
     fn refuse(&mut self, sqe: &Sqe, permit: Permit, error: &CommandError) -> IoStep {

@@ -5,7 +5,6 @@
 //! by that, and it cannot be copied: one completion per command by construction.
 
 mod cid_table;
-pub(crate) mod transfer;
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;

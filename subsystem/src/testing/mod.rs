@@ -17,6 +17,7 @@ use core::ops::Range;
 
 use capstan_nvme_proto::command::{AdminCommand, FabricsCommand, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::error::CommandError;
 use capstan_nvme_proto::fabrics::{
     CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertyGet, PropertySet,
 };
@@ -27,12 +28,14 @@ use capstan_nvme_proto::property::{Cc, Csts, Property};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::transfer::DataTransfer;
+use capstan_nvme_proto::{rdma_sgl, tcp};
 use zerocopy::IntoBytes;
 
 use crate::{
     AbortId, Action, AdminOutcome, AdminRequest, AdminStep, BackendId, ConnId, ConnectOutcome,
-    ConnectRequest, DisconnectReason, Drained, FlushId, Geometry, IoQueue, PortConfig, PortId,
-    QueueSizes, RefuseReason, Target, TargetConfig, Transport,
+    ConnectRequest, DisconnectReason, Drained, FlushId, Geometry, IoQueue, IoStep, PortConfig,
+    PortId, QueueSizes, RefuseReason, Target, TargetConfig, Transport,
 };
 
 pub use actions::{
@@ -55,6 +58,54 @@ pub const GEOMETRY: Geometry = Geometry {
     read_only: false,
     optimal_io_bytes: 4096,
 };
+
+/// Finds the data of a command by the rules of `transport`, as a driver does.
+pub(crate) fn locate(
+    transport: Transport,
+    sqe: &Sqe,
+    transfer: DataTransfer,
+    capsule_data: &[u8],
+) -> Result<(), CommandError> {
+    if transfer.bytes() == 0 {
+        return Ok(());
+    }
+    match transport {
+        Transport::Rdma => {
+            let data = rdma_sgl::CapsuleData::Bytes(capsule_data);
+            rdma_sgl::CommandData::of(transfer, sqe, data).map(drop)
+        }
+        Transport::Tcp => {
+            let in_capsule_bytes = u32::try_from(capsule_data.len()).unwrap_or(u32::MAX);
+            tcp::command::CommandData::of(transfer, &sqe.sgl()?, in_capsule_bytes).map(drop)
+        }
+    }
+}
+
+impl IoQueue {
+    /// Takes in a capsule that came over NVMe/RDMA, and refuses it where its data is not where that
+    /// takes it from.
+    pub(crate) fn handle_capsule(&mut self, sqe: &Sqe, capsule_data: &[u8]) -> IoStep {
+        self.handle_capsule_over(Transport::Rdma, sqe, capsule_data)
+    }
+
+    pub(crate) fn handle_capsule_over(
+        &mut self,
+        transport: Transport,
+        sqe: &Sqe,
+        capsule_data: &[u8],
+    ) -> IoStep {
+        let step = self.handle_command(sqe);
+        let transfer = match &step {
+            IoStep::Execute(io) => io.data_transfer(),
+            IoStep::Control(control) => control.data_transfer(),
+            IoStep::Complete(_) | IoStep::DeleteQueue(_) | IoStep::Disconnect(_) => return step,
+        };
+        match locate(transport, sqe, transfer, capsule_data) {
+            Ok(()) => step,
+            Err(error) => self.refuse_data(step, &error),
+        }
+    }
+}
 
 /// A target with one port and one subsystem that `host(1)` and `host(2)` may use, and the hosts.
 #[derive(Debug)]
@@ -399,7 +450,7 @@ impl Bench {
         sqe: &Sqe,
         data: &[u8],
     ) -> Option<(Cqe, Vec<u8>)> {
-        let response = match self.target.begin_admin(conn, sqe, &[], self.now_us) {
+        let response = match self.begin_admin(conn, sqe, &[]) {
             AdminStep::Complete(cqe) => Some((cqe, Vec::new())),
             AdminStep::Disconnect(why) => {
                 self.disconnects.push((conn, why));
@@ -419,6 +470,30 @@ impl Bench {
         };
         self.poll();
         response
+    }
+
+    /// Takes in a capsule of an Admin queue, and refuses it where its data is not where the
+    /// transport of the hosts takes it from.
+    pub(crate) fn begin_admin(
+        &mut self,
+        conn: ConnId,
+        sqe: &Sqe,
+        capsule_data: &[u8],
+    ) -> AdminStep {
+        match self.target.begin_admin(conn, sqe, self.now_us) {
+            AdminStep::Execute(request) => {
+                let transfer = request.data_transfer();
+                match locate(self.transport, sqe, transfer, capsule_data) {
+                    Ok(()) => AdminStep::Execute(request),
+                    Err(error) => {
+                        let refused = self.target.refuse_admin_data(request, &error);
+                        let gone = AdminStep::Disconnect(DisconnectReason::NotConnected);
+                        refused.map_or(gone, AdminStep::Complete)
+                    }
+                }
+            }
+            step @ (AdminStep::Complete(_) | AdminStep::Disconnect(_)) => step,
+        }
     }
 
     /// Looks at the medium for a command that asks what is allocated.

@@ -17,6 +17,7 @@ use capstan_nvme_proto::fabrics::{ConnectParameters, PropertySet};
 use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::opcode::AdminOpcode;
 use capstan_nvme_proto::property::{Cc, Property, PropertySize, ShutdownNotification};
+use capstan_nvme_proto::rdma_sgl::{CapsuleData, CommandData};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
@@ -27,8 +28,8 @@ use super::medium::Medium;
 use super::{Bench, GEOMETRY, host, namespace_config, subnqn};
 use crate::bounds::TRANSFER_MAX_BYTES;
 use crate::{
-    AdminOutcome, AdminStep, CapsuleData, ConnId, ControlOutcome, Geometry, HostPolicy, IoCommand,
-    IoOperation, IoStep, Permit, Transfer,
+    AdminOutcome, AdminStep, ConnId, ControlOutcome, Geometry, HostPolicy, IoCommand, IoOperation,
+    IoStep, Permit,
 };
 
 /// Numbers below this make happen what would else happen so often that nothing lives long.
@@ -335,17 +336,14 @@ fn property_set(bench: &mut Bench, model: &mut Model, association: u8, set: Prop
 
 fn send_admin(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsule_data: &[u8]) {
     let was_free = model.sent(conn, sqe.cid.get());
-    match bench
-        .target
-        .begin_admin(conn, sqe, capsule_data, bench.now_us)
-    {
+    match bench.begin_admin(conn, sqe, capsule_data) {
         AdminStep::Complete(_) if !was_free && is_property_command(sqe) => {}
         AdminStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
         AdminStep::Disconnect(_) => forget(bench, model, conn),
         AdminStep::Execute(mut request) => {
             assert!(was_free);
             bench.look_up(&mut request);
-            let length = request.transfer().length_bytes();
+            let length = request.data_bytes();
             assert!(length <= TRANSFER_MAX_BYTES);
             let mut out = Vec::new();
             match bench.target.execute_admin(request, &mut out, bench.now_us) {
@@ -373,12 +371,12 @@ fn send_io(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsul
         return;
     };
     let was_free = model.sent(conn, sqe.cid.get());
-    match queue.handle_command(sqe, CapsuleData::Bytes(capsule_data)) {
+    match queue.handle_capsule(sqe, capsule_data) {
         IoStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
         IoStep::Disconnect(_) => forget(bench, model, conn),
         IoStep::DeleteQueue(permit) => model.medium.delete_queue(bench, permit),
         IoStep::Control(command) => {
-            let length = usize::try_from(command.transfer().length_bytes()).unwrap_or(0);
+            let length = usize::try_from(command.data_bytes()).unwrap_or(0);
             let data = reservation_data(sqe);
             let mut out = Vec::new();
             let before = Medium::preempting(bench, &command);
@@ -395,14 +393,14 @@ fn send_io(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsul
             }
         }
         IoStep::Execute(io) => {
-            check_io(&io, capsule_data);
+            check_io(&io, sqe, capsule_data);
             model.medium.execute(bench, io);
         }
     }
 }
 
 /// What a driver may rely on.
-fn check_io(io: &IoCommand, capsule_data: &[u8]) {
+fn check_io(io: &IoCommand, sqe: &Sqe, capsule_data: &[u8]) {
     let lbas = io.namespace.lbas;
     let range = match io.operation {
         IoOperation::Read { range, .. }
@@ -417,13 +415,15 @@ fn check_io(io: &IoCommand, capsule_data: &[u8]) {
     if let Some(range) = range {
         assert!(range.nlb > 0 && range.end().is_some_and(|end| end <= lbas));
     }
-    let length = io.transfer.length_bytes();
+    let length = io.data_bytes;
     assert!(length <= TRANSFER_MAX_BYTES);
-    match io.transfer {
-        Transfer::None => assert_eq!(length, 0),
-        Transfer::InCapsule(data) => {
-            assert!(capsule_data.get(data.range()).is_some());
-            let data = capsule_data.get(data.range()).unwrap_or_default();
+    let data = CommandData::of(io.data_transfer(), sqe, CapsuleData::Bytes(capsule_data));
+    assert!(data.is_ok());
+    match data.unwrap_or(CommandData::None) {
+        CommandData::None => assert_eq!(length, 0),
+        CommandData::InCapsule(range) => {
+            assert!(capsule_data.get(range.clone()).is_some());
+            let data = capsule_data.get(range).unwrap_or_default();
             if let Ok(ranges) = io.dsm_ranges(data) {
                 for range in ranges {
                     assert!(range.nlb > 0 && range.end().is_some_and(|end| end <= lbas));
@@ -435,11 +435,10 @@ fn check_io(io: &IoCommand, capsule_data: &[u8]) {
                 }
             }
         }
-        Transfer::Keyed(buffer) => assert_eq!(buffer.length_bytes, length),
-        Transfer::Transport(data) => assert_eq!(data.length_bytes, length),
-        Transfer::KeyedList(list) => {
+        CommandData::Keyed(buffer) => assert_eq!(buffer.length_bytes, length),
+        CommandData::KeyedList(list) => {
             let moved: u32 = list
-                .buffers(capsule_data)
+                .buffers()
                 .map(|buffer| buffer.length_bytes)
                 .fold(0, u32::saturating_add);
             assert_eq!(moved, length);

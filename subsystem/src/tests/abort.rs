@@ -8,7 +8,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
 use crate::testing::{Association, Bench, namespace_config, subnqn};
-use crate::{CapsuleData, ConnId, IoStep};
+use crate::{ConnId, IoStep};
 
 fn abort(bench: &mut Bench, association: &Association, sqid: u16, cid: u16) -> u16 {
     let own = bench.new_cid();
@@ -37,7 +37,7 @@ fn an_abort_says_what_became_of_the_command() {
         let io = bench.io_queue(&association, 3).unwrap();
         let queue = bench.queues.get_mut(&io).unwrap();
         let IoStep::Execute(command) =
-            queue.handle_command(&Sqe::new(IoOpcode::FLUSH.0, 77, 1), CapsuleData::Bytes(&[]))
+            queue.handle_capsule(&Sqe::new(IoOpcode::FLUSH.0, 77, 1), &[])
         else {
             panic!("a flush");
         };

@@ -11,14 +11,15 @@ use capstan_nvme_proto::opcode::AdminOpcode;
 use capstan_nvme_proto::rdma_cm::{CmRequest, RejectStatus};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::transfer::DataTransfer;
 use zerocopy::IntoBytes;
 
 use crate::testing::{
-    Bench, PORT, address, announced, buffer, host, nqn, subnqn, subsystem_config,
+    Bench, PORT, address, announced, buffer, host, locate, nqn, subnqn, subsystem_config,
 };
 use crate::{
-    ConnId, ConnectOutcome, ConnectRequest, HostPolicy, InCapsule, PortId, QueueSizes,
-    RefuseReason, Settle, Share, SubsystemConfig, Target, TargetConfig, Transfer, Transport,
+    ConnId, ConnectOutcome, ConnectRequest, HostPolicy, PortId, QueueSizes, RefuseReason, Settle,
+    Share, SubsystemConfig, Target, TargetConfig, Transport,
 };
 
 const ADMIN: Connect = Connect {
@@ -339,10 +340,7 @@ fn the_first_command_must_be_connect_and_there_is_one() {
     };
     let sequence = Status::COMMAND_SEQUENCE_ERROR.dnr();
     assert_eq!(answer(&mut bench, &request), sequence);
-    assert_eq!(
-        Target::connect_transfer(Transport::Rdma, &identify, &[]),
-        Ok(Transfer::None)
-    );
+    assert_eq!(Target::connect_data(&identify), DataTransfer::None);
     let again = ConnectRequest {
         conn: association.conn,
         ..request
@@ -405,22 +403,20 @@ fn connect_data_is_found_before_anything_is_decided() {
     let sqe = |length| {
         capstan_nvme_proto::command::FabricsCommand::Connect(ADMIN).encode(5, buffer(length))
     };
-    let transfer = Target::connect_transfer(Transport::Rdma, &sqe(1024), &[]).unwrap();
-    assert_eq!(transfer.length_bytes(), 1024);
-    let short = Target::connect_transfer(Transport::Rdma, &sqe(1023), &[]).unwrap_err();
+    let transfer = Target::connect_data(&sqe(1024));
+    assert_eq!(transfer, DataTransfer::HostToController { bytes: 1024 });
+    locate(Transport::Rdma, &sqe(1024), transfer, &[]).unwrap();
+    let short = locate(Transport::Rdma, &sqe(1023), transfer, &[]).unwrap_err();
+    let short = Target::refuse_connect_data(&sqe(1023), short);
     assert_eq!(short.status(), Status::DATA_SGL_LENGTH_INVALID.dnr());
     let inline = capstan_nvme_proto::sgl::Sgl::InCapsule {
         offset_bytes: 0,
         length_bytes: 1024,
     };
     let sqe = capstan_nvme_proto::command::FabricsCommand::Connect(IO).encode(5, inline);
-    assert_eq!(
-        Target::connect_transfer(Transport::Rdma, &sqe, parameters().encode().as_bytes()),
-        Ok(Transfer::InCapsule(InCapsule {
-            offset_bytes: 0,
-            length_bytes: 1024
-        }))
-    );
+    let data = parameters().encode();
+    let transfer = Target::connect_data(&sqe);
+    locate(Transport::Rdma, &sqe, transfer, data.as_bytes()).unwrap();
 }
 
 #[test]

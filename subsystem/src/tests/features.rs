@@ -12,7 +12,7 @@ use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes as _;
 
 use crate::testing::{Association, Bench, GEOMETRY, host, subnqn};
-use crate::{CapsuleData, Geometry, IoOperation, IoStep};
+use crate::{Geometry, IoOperation, IoStep};
 
 fn set(bench: &mut Bench, association: &Association, feature: SetFeatures) -> Cqe {
     bench
@@ -165,7 +165,7 @@ fn a_disabled_write_cache_makes_every_write_durable() {
         let sqe = capstan_nvme_proto::command::IoCommand::Write(write)
             .encode(cid, crate::testing::buffer(512));
         let queue = bench.queues.get_mut(&io).unwrap();
-        let IoStep::Execute(command) = queue.handle_command(&sqe, CapsuleData::Bytes(&[])) else {
+        let IoStep::Execute(command) = queue.handle_capsule(&sqe, &[]) else {
             panic!("a write");
         };
         let IoOperation::Write { fua, .. } = command.operation else {

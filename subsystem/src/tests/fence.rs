@@ -11,7 +11,7 @@ use capstan_nvme_proto::status::Status;
 
 use crate::bounds::{FENCE_TOLD_US, FENCE_US_MAX};
 use crate::testing::{Association, Bench, buffer, host, nqn, subnqn, subsystem_config};
-use crate::{CapsuleData, ConnId, DisconnectReason, IoStep, Permit, RefuseReason, SubsystemConfig};
+use crate::{ConnId, DisconnectReason, IoStep, Permit, RefuseReason, SubsystemConfig};
 
 fn write(cid: u16) -> Sqe {
     let command = WireCommand::Write(Write {
@@ -32,7 +32,7 @@ fn begin_write(bench: &mut Bench, conn: ConnId, cid: u16) -> Permit {
         .queues
         .get_mut(&conn)
         .unwrap()
-        .handle_command(&write(cid), CapsuleData::Bytes(&[]))
+        .handle_capsule(&write(cid), &[])
     {
         IoStep::Execute(io) => io.permit,
         other => panic!("{other:?}"),

@@ -19,8 +19,8 @@ use zerocopy::IntoBytes;
 
 use crate::testing::{Bench, GEOMETRY, buffer, namespace_config, subnqn};
 use crate::{
-    BackendId, CapsuleData, ConnId, DisconnectReason, Geometry, IoCommand, IoOperation, IoQueue,
-    IoQueueState, IoStep, NamespaceConfig, Transfer,
+    BackendId, ConnId, DisconnectReason, Geometry, IoCommand, IoOperation, IoQueue, IoQueueState,
+    IoStep, NamespaceConfig,
 };
 
 /// A bench whose only controller has one I/O queue of 8 entries.
@@ -45,14 +45,14 @@ fn sqe(command: Command, cid: u16) -> Sqe {
 }
 
 fn execute(bench: &mut Bench, conn: ConnId, sqe: &Sqe, capsule: &[u8]) -> IoCommand {
-    match queue(bench, conn).handle_command(sqe, CapsuleData::Bytes(capsule)) {
+    match queue(bench, conn).handle_capsule(sqe, capsule) {
         IoStep::Execute(command) => command,
         other => panic!("{other:?}"),
     }
 }
 
 fn refused(bench: &mut Bench, conn: ConnId, sqe: &Sqe) -> Status {
-    match queue(bench, conn).handle_command(sqe, CapsuleData::Bytes(&[])) {
+    match queue(bench, conn).handle_capsule(sqe, &[]) {
         IoStep::Complete(cqe) => {
             assert_eq!(cqe.cid, sqe.cid);
             cqe.status()
@@ -83,7 +83,7 @@ fn a_read_is_located_and_completed_once() {
     );
     assert!(command.operation.moves_data_to_host());
     assert_eq!(command.namespace.backend, BackendId(1));
-    assert_eq!(command.transfer.length_bytes(), 4096);
+    assert_eq!(command.data_bytes, 4096);
     assert_eq!(queue(&mut bench, conn).outstanding(), 1);
     let cqe = queue(&mut bench, conn).complete(command.permit, Status::SUCCESS, 0);
     // The Connect was the first entry, so the head is at 2.
@@ -299,10 +299,7 @@ fn in_capsule_data_is_where_the_sgl_says() {
         },
     );
     let command = execute(&mut bench, conn, &sqe, &[0; 8192]);
-    let Transfer::InCapsule(data) = command.transfer else {
-        panic!("{:?}", command.transfer);
-    };
-    assert_eq!(data.range(), 0..8192);
+    assert_eq!(command.data_bytes, 8192);
     queue(&mut bench, conn).complete(command.permit, Status::SUCCESS, 0);
     assert_eq!(
         refused(&mut bench, conn, &sqe),
@@ -325,7 +322,7 @@ fn dataset_ranges_are_checked_one_by_one() {
         deallocate: true,
     });
     let command = execute(&mut bench, conn, &sqe(dsm, 1), &[]);
-    assert_eq!(command.transfer.length_bytes(), 32);
+    assert_eq!(command.data_bytes, 32);
     let ranges = |data: &[u8]| {
         command
             .dsm_ranges(data)
@@ -421,7 +418,7 @@ fn duplicates_are_refused_and_an_overrun_ends_the_queue() {
         refused(&mut bench, conn, &flush(3)),
         Status::COMMAND_ID_CONFLICT.dnr().more()
     );
-    let step = queue(&mut bench, conn).handle_command(&flush(8), CapsuleData::Bytes(&[]));
+    let step = queue(&mut bench, conn).handle_capsule(&flush(8), &[]);
     let IoStep::Disconnect(why) = step else {
         panic!("{step:?}");
     };
@@ -441,7 +438,7 @@ fn duplicates_are_refused_and_an_overrun_ends_the_queue() {
 fn a_host_can_delete_its_queue() {
     let (mut bench, conn) = bench();
     let disconnect = FabricsCommand::Disconnect.encode(4, Sgl::EMPTY);
-    let step = queue(&mut bench, conn).handle_command(&disconnect, CapsuleData::Bytes(&[]));
+    let step = queue(&mut bench, conn).handle_capsule(&disconnect, &[]);
     let IoStep::DeleteQueue(permit) = step else {
         panic!("{step:?}");
     };

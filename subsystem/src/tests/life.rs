@@ -16,9 +16,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
 use crate::testing::{Association, Bench, GEOMETRY, PORT, buffer, host, subnqn};
-use crate::{
-    AdminStep, BackendId, CapsuleData, DisconnectReason, Geometry, HostPolicy, IoQueueState, IoStep,
-};
+use crate::{AdminStep, BackendId, DisconnectReason, Geometry, HostPolicy, IoQueueState, IoStep};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -153,7 +151,7 @@ fn a_shutdown_ends_when_everything_is_on_the_medium() {
         .queues
         .get_mut(&io)
         .unwrap()
-        .handle_command(&read, CapsuleData::Bytes(&[]));
+        .handle_capsule(&read, &[]);
     let IoStep::Complete(cqe) = step else {
         panic!("{step:?}");
     };
@@ -258,7 +256,7 @@ fn silence_ends_the_association_and_says_why() {
         .queues
         .get_mut(&io)
         .unwrap()
-        .handle_command(&flush, CapsuleData::Bytes(&[]));
+        .handle_capsule(&flush, &[]);
     bench.wait_us(5 * SECOND_US);
     assert!(bench.disconnects.is_empty());
     bench.wait_us(3 * SECOND_US);
@@ -357,15 +355,12 @@ fn more_admin_commands_than_entries_end_the_association() {
     let sqe = |cid| Sqe::new(AdminOpcode::KEEP_ALIVE.0, cid, 0);
     let mut requests = Vec::new();
     for cid in 0..32 {
-        match bench
-            .target
-            .begin_admin(association.conn, &sqe(cid), &[], 0)
-        {
+        match bench.target.begin_admin(association.conn, &sqe(cid), 0) {
             AdminStep::Execute(request) => requests.push(request),
             other => panic!("{other:?}"),
         }
     }
-    let step = bench.target.begin_admin(association.conn, &sqe(32), &[], 0);
+    let step = bench.target.begin_admin(association.conn, &sqe(32), 0);
     let expected = DisconnectReason::QueueOverrun {
         qid: 0,
         entries: 32,

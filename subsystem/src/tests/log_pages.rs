@@ -15,7 +15,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
 use crate::testing::{Association, Bench, PORT, buffer, host, namespace_config, subnqn};
-use crate::{CapsuleData, ConnId, IoStep, NamespaceConfig};
+use crate::{ConnId, IoStep, NamespaceConfig};
 
 fn read(bench: &mut Bench, association: &Association, get: GetLogPage) -> Vec<u8> {
     let (cqe, data) = bench.admin(association, &AdminCommand::GetLogPage(get));
@@ -28,10 +28,7 @@ fn complete(bench: &mut Bench, conn: ConnId, command: Command, status: Status) {
     let cid = bench.new_cid();
     let length = u32::try_from(command.data_transfer(512).bytes()).unwrap();
     let queue = bench.queues.get_mut(&conn).unwrap();
-    match queue.handle_command(
-        &command.encode(cid, buffer(length)),
-        CapsuleData::Bytes(&[]),
-    ) {
+    match queue.handle_capsule(&command.encode(cid, buffer(length)), &[]) {
         IoStep::Execute(command) => {
             queue.complete(command.permit, status, 0);
         }
@@ -86,7 +83,7 @@ fn the_effects_page_lists_what_is_executed() {
             continue;
         }
         let queue = bench.queues.get_mut(&conn).unwrap();
-        let known = match queue.handle_command(&Sqe::new(opcode.0, 1, 1), CapsuleData::Bytes(&[])) {
+        let known = match queue.handle_capsule(&Sqe::new(opcode.0, 1, 1), &[]) {
             IoStep::Complete(cqe) => cqe.status().code() != Status::INVALID_OPCODE,
             IoStep::Execute(command) => {
                 queue.complete(command.permit, Status::SUCCESS, 0);
@@ -126,7 +123,7 @@ fn errors_of_all_queues_are_told_newest_first_with_their_location() {
         },
     ));
     let queue = bench.queues.get_mut(&conn).unwrap();
-    let step = queue.handle_command(&beyond.encode(77, buffer(512)), CapsuleData::Bytes(&[]));
+    let step = queue.handle_capsule(&beyond.encode(77, buffer(512)), &[]);
     assert!(matches!(step, IoStep::Complete(_)));
     let write = Command::Write(Write::new(1, LbaRange { slba: 9, nlb: 1 }));
     complete(&mut bench, conn, write, Status::WRITE_FAULT);

@@ -13,8 +13,7 @@ use capstan_nvme_proto::status::Status;
 
 use crate::testing::{Association, Bench, GEOMETRY, PORT, buffer, host, namespace_config, subnqn};
 use crate::{
-    CapsuleData, ConfigError, ConnId, Geometry, HostPolicy, IoCommand, IoStep, NamespaceConfig,
-    PortId, Target,
+    ConfigError, ConnId, Geometry, HostPolicy, IoCommand, IoStep, NamespaceConfig, PortId, Target,
 };
 
 fn changed(bench: &mut Bench, association: &Association, rae: bool) -> Vec<u32> {
@@ -34,7 +33,7 @@ fn read_status(bench: &mut Bench, conn: ConnId, nsid: u32, slba: u64) -> Status 
     let cid = bench.new_cid();
     let command = Command::Read(Read::new(nsid, LbaRange { slba, nlb: 1 }));
     let queue = bench.queues.get_mut(&conn).unwrap();
-    match queue.handle_command(&command.encode(cid, buffer(512)), CapsuleData::Bytes(&[])) {
+    match queue.handle_capsule(&command.encode(cid, buffer(512)), &[]) {
         IoStep::Execute(command) => queue.complete(command.permit, Status::SUCCESS, 0).status(),
         IoStep::Complete(cqe) => cqe.status(),
         other => panic!("{other:?}"),
@@ -209,7 +208,7 @@ fn write_status(bench: &mut Bench, conn: ConnId) -> Status {
     let cid = bench.new_cid();
     let command = Command::Write(Write::new(1, LbaRange { slba: 0, nlb: 1 }));
     let queue = bench.queues.get_mut(&conn).unwrap();
-    match queue.handle_command(&command.encode(cid, buffer(512)), CapsuleData::Bytes(&[])) {
+    match queue.handle_capsule(&command.encode(cid, buffer(512)), &[]) {
         IoStep::Execute(command) => queue.complete(command.permit, Status::SUCCESS, 0).status(),
         IoStep::Complete(cqe) => cqe.status(),
         other => panic!("{other:?}"),
@@ -254,7 +253,7 @@ fn write_protection_holds_for_every_host_once_the_data_is_safe() {
 fn accept(bench: &mut Bench, conn: ConnId, command: Command) -> IoCommand {
     let cid = bench.new_cid();
     let queue = bench.queues.get_mut(&conn).unwrap();
-    match queue.handle_command(&command.encode(cid, buffer(512)), CapsuleData::Bytes(&[])) {
+    match queue.handle_capsule(&command.encode(cid, buffer(512)), &[]) {
         IoStep::Execute(command) => command,
         other => panic!("{other:?}"),
     }

@@ -12,7 +12,7 @@ use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use capstan_nvme_proto::status::Status;
 
 use crate::testing::{Association, Bench, buffer, host, namespace_config, subnqn};
-use crate::{BackendId, CapsuleData, ConnId, IoStep, NamespaceConfig, NamespaceIdentity};
+use crate::{BackendId, ConnId, IoStep, NamespaceConfig, NamespaceIdentity};
 
 const GONE: Status = Status::INVALID_NAMESPACE_OR_FORMAT;
 const IDENTIFIERS: Cns = Cns::NAMESPACE_ID_DESCRIPTORS;
@@ -41,7 +41,7 @@ fn write(bench: &mut Bench, conn: ConnId) -> Result<BackendId, Status> {
     let cid = bench.new_cid();
     let queue = bench.queues.get_mut(&conn).unwrap();
     let command = Command::Write(Write::new(1, FIRST)).encode(cid, buffer(512));
-    match queue.handle_command(&command, CapsuleData::Bytes(&[])) {
+    match queue.handle_capsule(&command, &[]) {
         IoStep::Execute(command) => {
             let backend = command.namespace.backend;
             queue.complete(command.permit, Status::SUCCESS, 0);
@@ -56,7 +56,7 @@ fn read(bench: &mut Bench, conn: ConnId) -> Result<(), Status> {
     let cid = bench.new_cid();
     let queue = bench.queues.get_mut(&conn).unwrap();
     let command = Command::Read(Read::new(1, FIRST)).encode(cid, buffer(512));
-    match queue.handle_command(&command, CapsuleData::Bytes(&[])) {
+    match queue.handle_capsule(&command, &[]) {
         IoStep::Execute(command) => {
             queue.complete(command.permit, Status::SUCCESS, 0);
             Ok(())

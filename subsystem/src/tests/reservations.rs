@@ -23,7 +23,7 @@ use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
 use crate::testing::{Association, Bench, buffer, host, subnqn};
-use crate::{CapsuleData, ConnId, ControlCommand, ControlOutcome, HostPolicy, IoStep, Permit};
+use crate::{ConnId, ControlCommand, ControlOutcome, HostPolicy, IoStep, Permit};
 
 const EXCLUSIVE: ReservationType = ReservationType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY;
 
@@ -43,10 +43,7 @@ fn accept(bench: &mut Bench, conn: ConnId, command: Command) -> ControlCommand {
     let cid = bench.new_cid();
     let length = u32::try_from(command.data_transfer(512).bytes()).unwrap();
     let queue = bench.queues.get_mut(&conn).unwrap();
-    match queue.handle_command(
-        &command.encode(cid, buffer(length)),
-        CapsuleData::Bytes(&[]),
-    ) {
+    match queue.handle_capsule(&command.encode(cid, buffer(length)), &[]) {
         IoStep::Control(control) => control,
         other => panic!("{other:?}"),
     }
@@ -69,7 +66,7 @@ fn reserve(
     bench.poll();
     match outcome {
         ControlOutcome::Complete(status) => {
-            assert!(out.len() <= usize::try_from(control.transfer().length_bytes()).unwrap());
+            assert!(out.len() <= usize::try_from(control.data_bytes()).unwrap());
             let queue = bench.queues.get_mut(&conn).unwrap();
             let cqe = queue.complete(control.permit, status, 0);
             assert_eq!(cqe.status().code(), status.code());
@@ -115,7 +112,7 @@ fn acquire(
 fn io(bench: &mut Bench, conn: ConnId, command: Command) -> IoStep {
     let cid = bench.new_cid();
     let queue = bench.queues.get_mut(&conn).unwrap();
-    queue.handle_command(&command.encode(cid, buffer(512)), CapsuleData::Bytes(&[]))
+    queue.handle_capsule(&command.encode(cid, buffer(512)), &[])
 }
 
 fn status(bench: &mut Bench, conn: ConnId, command: Command) -> Status {
@@ -361,7 +358,7 @@ fn a_fused_reservation_command_is_refused() {
     let mut sqe = command.encode(5, buffer(16));
     sqe.flags |= 1;
     let queue = bench.queues.get_mut(&one).unwrap();
-    match queue.handle_command(&sqe, CapsuleData::Bytes(&[])) {
+    match queue.handle_capsule(&sqe, &[]) {
         IoStep::Complete(cqe) => {
             assert_eq!(cqe.status().code(), Status::INVALID_FIELD.code());
         }

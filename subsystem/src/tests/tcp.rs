@@ -12,11 +12,10 @@ use capstan_nvme_proto::log::{DiscoveryLog, LogPageId, TcpSecurityType, Transpor
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::transfer::DataTransfer;
 
-use crate::testing::{Bench, PORT, buffer, host, subnqn};
-use crate::{
-    CapsuleData, IoStep, QueueSizes, RefuseReason, Target, Transfer, Transport, TransportData,
-};
+use crate::testing::{Bench, PORT, buffer, host, locate, subnqn};
+use crate::{IoStep, QueueSizes, RefuseReason, Target, Transport};
 
 /// A bench whose port speaks NVMe/TCP as well, and whose hosts use that.
 fn bench() -> Bench {
@@ -55,16 +54,12 @@ fn data_is_located_by_the_rules_of_the_transport() {
     let queue = bench.queues.get_mut(&conn).unwrap();
     let read = IoCommand::Read(Read::new(1, LbaRange { slba: 0, nlb: 8 }));
     let located =
-        queue.handle_command(&read.encode(7, by_transport(8192)), CapsuleData::Bytes(&[]));
+        queue.handle_capsule_over(Transport::Tcp, &read.encode(7, by_transport(8192)), &[]);
     let IoStep::Execute(command) = located else {
         panic!("{located:?}");
     };
-    let expected = Transfer::Transport(TransportData {
-        cid: 7,
-        length_bytes: 4096,
-    });
-    assert_eq!(command.transfer, expected);
-    assert_eq!(command.transfer.rkey_to_invalidate(), None);
+    let expected = DataTransfer::ControllerToHost { bytes: 4096 };
+    assert_eq!(command.data_transfer(), expected);
     let _cqe = queue.complete(command.permit, Status::SUCCESS, 0);
     // A key opens nothing here, as nothing does over RDMA without one.
     for (transport, sgl) in [
@@ -76,7 +71,7 @@ fn data_is_located_by_the_rules_of_the_transport() {
         let association = bench.ready();
         let conn = bench.io_queue(&association, 1).unwrap();
         let queue = bench.queues.get_mut(&conn).unwrap();
-        match queue.handle_command(&read.encode(8, sgl), CapsuleData::Bytes(&[])) {
+        match queue.handle_capsule_over(transport, &read.encode(8, sgl), &[]) {
             IoStep::Complete(cqe) => {
                 assert_eq!(cqe.status().code(), Status::SGL_DESCRIPTOR_TYPE_INVALID);
             }
@@ -113,8 +108,9 @@ fn a_connect_says_how_large_its_queue_is() {
         of(AdminCommand::Identify(Identify::new(Cns::CONTROLLER, 0)).encode(0, by_transport(0))),
         sizes(0, 1)
     );
-    let located = Target::connect_transfer(Transport::Tcp, &connect(0, 32), &[]);
-    assert_eq!(located.unwrap().length_bytes(), 1024);
+    let transfer = Target::connect_data(&connect(0, 32));
+    assert_eq!(transfer.bytes(), 1024);
+    locate(Transport::Tcp, &connect(0, 32), transfer, &[]).unwrap();
 }
 
 #[test]

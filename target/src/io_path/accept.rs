@@ -552,8 +552,8 @@ impl IoPath {
         let Some(port) = self.fabrics[on.fabric].port(on.port) else {
             return;
         };
-        for (slot, buffer) in connection.parked_receives() {
-            connection.transport.post_again(slot, buffer);
+        for (receive, buffer) in connection.parked_receives() {
+            connection.transport.post_again(receive, buffer);
         }
         let slots = std::mem::take(&mut connection.receive_slots);
         if connection.has_place {

@@ -6,22 +6,22 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
 use capstan_storage::Data;
-use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, Target, Transfer};
-use capstan_transport::{Capsule, HostMemory, Piece, Source, Tag};
+use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, DisconnectReason, Target};
+use capstan_transport::{Capsule, HostMemory, Piece, Queue, Source, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::phase::Phase;
-use super::transfer::host_memory;
 use super::{IoPath, Resources, execute, respond, tcp, waiting};
 use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
 
 /// The Connect that makes a connection a queue.
 pub(super) struct Connect {
     pub(super) sqe: Sqe,
-    /// Where its data is.
-    pub(super) transfer: Transfer,
+    /// Bytes of its data.
+    pub(super) data_bytes: u32,
 }
 
 /// A command that asks which blocks are allocated, while the medium is looked at: it has no slot
@@ -46,7 +46,6 @@ pub(super) struct Returning {
     /// Bytes of `data` that have been pushed.
     pushed_bytes: usize,
     cqe: Cqe,
-    invalidate: Option<u32>,
 }
 
 /// Takes in a capsule of a connection that is no I/O queue (yet).
@@ -64,8 +63,8 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         let why = "the host sent more commands than its admin queue has entries";
         return resources.end(connection, why);
     };
-    let work = match begin(resources, connection, capsule) {
-        Begun::Work(work) => work,
+    let (work, host) = match begin(resources, connection, capsule) {
+        Begun::Work(work, host) => (work, host),
         Begun::Complete(cqe) => {
             connection.transport.give_back(capsule.data.take());
             let nothing = Responding::default();
@@ -83,8 +82,6 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             return resources.end(connection, why);
         }
     };
-    let transfer = *work.transfer();
-    let host = host_memory(&transfer, capsule.data.bytes());
     let work = match work {
         Work::Admin(request) if request.allocation_query().is_some() => {
             connection.transport.give_back(capsule.data.take());
@@ -94,12 +91,9 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         work => work,
     };
     let mut holds = Holds::new(host);
-    execute::keep_capsule_data(connection, &transfer, capsule, &mut holds);
-    let buffer_bytes = match transfer {
-        Transfer::InCapsule(_) => 0,
-        _ => transfer.length_bytes(),
-    };
-    if buffer_bytes == 0 {
+    execute::keep_capsule_data(connection, capsule, &mut holds);
+    let buffer_bytes = work.data_bytes();
+    if !holds.host.is_remote() {
         return execute::on_data(resources, connection, slot, work, holds);
     }
     if matches!(work, Work::Connect(_)) {
@@ -164,36 +158,63 @@ fn fetch_connect_data(
 
 /// The capsule before its data is there.
 enum Begun {
-    Work(Work),
+    /// The command, and the host's memory of its data.
+    Work(Work, HostMemory),
     Complete(Cqe),
     /// The capsule is not a Connect that can be examined.
     Refuse(Cqe),
     Disconnect(String),
 }
 
-fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> Begun {
-    let Capsule { sqe, .. } = capsule;
+fn begin(resources: &Resources, connection: &Connection, capsule: &mut Capsule) -> Begun {
+    let transport = &connection.transport;
     if connection.phase.is_unconnected() {
-        return match Target::connect_transfer(
-            connection.identity.sizes.transport,
-            sqe,
-            capsule.data.bytes(),
-        ) {
-            Ok(transfer) => Begun::Work(Work::Connect(Box::new(Connect {
-                sqe: *sqe,
-                transfer,
-            }))),
-            Err(cqe) => Begun::Refuse(cqe),
+        let Capsule { sqe, data, .. } = capsule;
+        let transfer = Target::connect_data(sqe);
+        return match transport.host_memory(sqe, transfer, data) {
+            Ok(host) => {
+                let connect = Connect {
+                    sqe: *sqe,
+                    data_bytes: host.len_bytes(),
+                };
+                Begun::Work(Work::Connect(Box::new(connect)), host)
+            }
+            Err(error) => Begun::Refuse(Target::refuse_connect_data(sqe, error)),
         };
     }
-    let now_us = resources.now_us;
-    let step = resources.control.with(|target| {
-        target.begin_admin(connection.identity.id, sqe, capsule.data.bytes(), now_us)
-    });
+    let (conn, now_us) = (connection.identity.id, resources.now_us);
+    let (step, host) = resources
+        .control
+        .with(|target| take_in(target, (conn, transport), capsule, now_us));
     match step {
-        AdminStep::Execute(request) => Begun::Work(Work::Admin(Box::new(request))),
+        AdminStep::Execute(request) => Begun::Work(Work::Admin(Box::new(request)), host),
         AdminStep::Complete(cqe) => Begun::Complete(cqe),
         AdminStep::Disconnect(why) => Begun::Disconnect(why.to_string()),
+    }
+}
+
+/// Has the controller take in a command, and finds the host's memory of one that is to be executed.
+pub(super) fn take_in(
+    target: &mut Target,
+    (conn, transport): (ConnId, &Queue),
+    capsule: &mut Capsule,
+    now_us: u64,
+) -> (AdminStep, HostMemory) {
+    let Capsule { sqe, data, .. } = capsule;
+    let request = match target.begin_admin(conn, sqe, now_us) {
+        AdminStep::Execute(request) => request,
+        step @ (AdminStep::Complete(_) | AdminStep::Disconnect(_)) => {
+            return (step, HostMemory::default());
+        }
+    };
+    match transport.host_memory(sqe, request.data_transfer(), data) {
+        Ok(host) => (AdminStep::Execute(request), host),
+        Err(error) => {
+            let refused = target.refuse_admin_data(request, &error);
+            let gone = AdminStep::Disconnect(DisconnectReason::NotConnected);
+            let step = refused.map_or(gone, AdminStep::Complete);
+            (step, HostMemory::default())
+        }
     }
 }
 
@@ -206,9 +227,13 @@ pub(super) fn on_data(
     mut holds: Holds,
 ) {
     if request.brings_data() {
-        request.set_data(holds.data_bytes(request.transfer().length_bytes() as usize));
+        let Some(data) = holds.data_bytes(request.data_bytes()) else {
+            connection.release_receive(&mut holds);
+            let (work, status) = (Work::Admin(Box::new(request)), Status::INTERNAL_ERROR);
+            return respond::finish(resources, connection, slot, work, holds, status);
+        };
+        request.set_data(data);
     }
-    let invalidate = request.transfer().rkey_to_invalidate();
     if holds.data().is_some() {
         resources.share.moved(ADMIN_COST_BYTES);
     }
@@ -226,7 +251,6 @@ pub(super) fn on_data(
         data,
         pushed_bytes: 0,
         cqe,
-        invalidate,
     };
     push_next(resources, connection, slot, Box::new(returning), holds);
 }
@@ -262,9 +286,7 @@ fn push_next(
         respond::lend_source(connection, &mut holds, Source::Piece(piece));
     }
     if is_last {
-        let Returning {
-            cqe, invalidate, ..
-        } = *returning;
+        let (cqe, invalidate) = (returning.cqe, holds.host.invalidate());
         return respond::complete(resources, connection, slot, holds, cqe, invalidate);
     }
     returning.pushed_bytes += piece.len();
@@ -302,7 +324,7 @@ impl IoPath {
         let Some(slot) = connection.take_slot() else {
             return resources.too_many_commands(connection);
         };
-        let len_bytes = request.transfer().length_bytes();
+        let len_bytes = request.data_bytes();
         let command = (Work::Admin(Box::new(request)), Holds::new(host));
         line_up(resources, connection, slot, command, len_bytes);
     }

@@ -3,10 +3,8 @@
 use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::Data;
-use capstan_subsystem::{
-    AdminRequest, ControlCommand, InCapsule, IoCommand, IoOperation, Transfer,
-};
-use capstan_transport::{HostMemory, Landed};
+use capstan_subsystem::{AdminRequest, ControlCommand, IoCommand, IoOperation};
+use capstan_transport::{HostMemory, Landed, Receive};
 
 use super::admin::{Connect, Returning};
 use super::execute::Step;
@@ -35,8 +33,8 @@ pub(super) enum Command {
     Connecting(Box<Connect>, Holds),
     /// The storage engine has an operation of it.
     OnMedium(OnMedium),
-    /// A reservation command that waits for commands of others.
-    Held(Box<ControlCommand>),
+    /// A reservation command that waits for commands of others, and the host's memory of its data.
+    Held(Box<ControlCommand>, HostMemory),
     /// A piece of what it returns is on its way to the host, and there is more.
     Pushing(Box<Returning>, Holds),
     /// The response is on its way; the slot is free when its Send, or one after it, has completed.
@@ -56,13 +54,13 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Where the host has its data.
-    pub(super) fn transfer(&self) -> &Transfer {
+    /// Bytes of its data.
+    pub(super) fn data_bytes(&self) -> u32 {
         match self {
-            Self::Connect(connect) => &connect.transfer,
-            Self::Admin(request) => request.transfer(),
-            Self::Io(io) => &io.transfer,
-            Self::Control(control) => control.transfer(),
+            Self::Connect(connect) => connect.data_bytes,
+            Self::Admin(request) => request.data_bytes(),
+            Self::Io(io) => io.data_bytes,
+            Self::Control(control) => control.data_bytes(),
         }
     }
 
@@ -150,16 +148,15 @@ pub(super) struct Holds {
     pub(super) extra_wrs: u32,
     /// The host's data, where it came in the capsule.
     capsule: Option<Received>,
-    /// In-capsule data and its offset, copied as no buffer was free: of Connect and Admin commands
-    /// only.
-    copied: Option<(Box<[u8]>, u32)>,
+    /// In-capsule data, copied as no buffer was free: of Connect and Admin commands only.
+    copied: Option<Box<[u8]>>,
     /// Its memory beside in-capsule data.
     pub(super) own: Own,
 }
 
 /// In-capsule data, in the receive that it came in.
 struct Received {
-    receive: u32,
+    receive: Receive,
     offset_bytes: u32,
     /// `None` while the storage engine has it.
     buffer: Option<Buffer>,
@@ -230,17 +227,17 @@ impl Holds {
     }
 
     /// Keeps the receive with the in-capsule data.
-    pub(super) fn keep(&mut self, landed: Landed, place: &InCapsule) {
+    pub(super) fn keep(&mut self, landed: Landed) {
         self.capsule = Some(Received {
             receive: landed.receive,
-            offset_bytes: place.offset_bytes,
+            offset_bytes: landed.offset_bytes,
             buffer: Some(landed.buffer),
         });
     }
 
     /// Keeps a copy of the in-capsule data.
-    pub(super) fn keep_copied(&mut self, bytes: Box<[u8]>, place: &InCapsule) {
-        self.copied = Some((bytes, place.offset_bytes));
+    pub(super) fn keep_copied(&mut self, bytes: Box<[u8]>) {
+        self.copied = Some(bytes);
     }
 
     pub(super) fn has_capsule_data(&self) -> bool {
@@ -265,7 +262,7 @@ impl Holds {
     }
 
     /// The receive that is to be posted again, and its buffer.
-    pub(super) fn take_receive(&mut self) -> Option<(u32, Buffer)> {
+    pub(super) fn take_receive(&mut self) -> Option<(Receive, Buffer)> {
         let Received {
             receive, buffer, ..
         } = self.capsule.take()?;
@@ -280,17 +277,22 @@ impl Holds {
         }
     }
 
-    /// A copy of the first `len` bytes of the host's data.
-    pub(super) fn data_bytes(&self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        if let Some((copied, offset_bytes)) = &self.copied {
-            let copied = copied.get(*offset_bytes as usize..).unwrap_or_default();
-            let some = copied.len().min(len);
-            bytes[..some].copy_from_slice(&copied[..some]);
-        } else if let Some((data, offset_bytes)) = self.data() {
-            data.copy_to(offset_bytes as usize, &mut bytes);
+    /// A copy of the first `len_bytes` of the host's data; `None` where that is not here.
+    pub(super) fn data_bytes(&self, len_bytes: u32) -> Option<Vec<u8>> {
+        let len = len_bytes as usize;
+        if len == 0 {
+            return Some(Vec::new());
         }
-        bytes
+        if let Some(copied) = &self.copied {
+            return Some(copied.get(..len)?.to_vec());
+        }
+        let (data, offset_bytes) = self.data()?;
+        let end = offset_bytes.checked_add(len_bytes)?;
+        (end <= data.len_bytes()).then(|| {
+            let mut bytes = vec![0; len];
+            data.copy_to(offset_bytes as usize, &mut bytes);
+            bytes
+        })
     }
 
     /// The host's data, for a storage operation that writes it.
@@ -381,7 +383,7 @@ impl Command {
                 Work::Connect(_) | Work::Admin(_) => None,
             },
             Self::OnMedium(on) => Some(NotAnswered::Io(&on.io)),
-            Self::Held(_) => Some(NotAnswered::Held),
+            Self::Held(..) => Some(NotAnswered::Held),
             Self::Empty | Self::Connecting(..) | Self::Pushing(..) | Self::Responding(_) => None,
         }
     }
@@ -394,7 +396,7 @@ impl Command {
             | Self::Connecting(_, holds)
             | Self::Pushing(_, holds)
             | Self::OnMedium(OnMedium { holds, .. }) => Some(holds),
-            Self::Empty | Self::Held(_) | Self::Responding(_) => None,
+            Self::Empty | Self::Held(..) | Self::Responding(_) => None,
         }
     }
 
@@ -407,7 +409,7 @@ impl Command {
             | Self::Pushing(_, holds)
             | Self::OnMedium(OnMedium { holds, .. }) => &holds.own,
             Self::Responding(responding) => return responding.lent == Some(Lent::Leased),
-            Self::Empty | Self::Held(_) => return false,
+            Self::Empty | Self::Held(..) => return false,
         };
         // A leased buffer that the queue owns during a pull.
         let at_wire = matches!(own, Own::AtEngine { is_spare: false })
@@ -418,7 +420,7 @@ impl Command {
     /// How many bytes are on their way from the host.
     pub(super) fn pulled_bytes(&self) -> Option<u32> {
         match self {
-            Self::Pulling { work, .. } => Some(work.transfer().length_bytes()),
+            Self::Pulling { work, .. } => Some(work.data_bytes()),
             _ => None,
         }
     }

@@ -46,9 +46,14 @@ impl IoPath {
                 return;
             }
         };
-        let Connect { sqe, transfer } = connect;
-        let data = holds.data_bytes(transfer.length_bytes() as usize);
+        let Connect { sqe, data_bytes } = connect;
         let resources = &mut self.resources;
+        let Some(data) = holds.data_bytes(data_bytes) else {
+            connection.release_receive(&mut holds);
+            connection.free_slot_of(slot, holds);
+            let why = format!("the {data_bytes} bytes of data of a Connect have not arrived");
+            return resources.end(connection, why);
+        };
         let now_us = resources.now_us;
         let request = request(connection, &sqe, &data);
         let memory = &resources.memory;

@@ -8,7 +8,7 @@ use capstan_memory::{Account, Buffer};
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
 use capstan_transport::manager::ConnectionId;
 use capstan_transport::rdma::Keys;
-use capstan_transport::{Queue, QueueId, Tag};
+use capstan_transport::{Queue, QueueId, Receive, Tag};
 
 use super::command::{Command, Holds, Responding};
 use super::phase::Phase;
@@ -241,8 +241,7 @@ impl Connection {
     /// (`limits::send_wrs`); a list of buffers waits until earlier lists have left. Call it for the
     /// command that is carried out next only: the command keeps the reservation.
     pub(super) fn has_room_for(&mut self, holds: &mut Holds) -> bool {
-        let extra = holds.host.keyed().len().saturating_sub(1);
-        let extra = u32::try_from(extra).unwrap_or(u32::MAX);
+        let extra = self.transport.extra_requests(&holds.host);
         if holds.extra_wrs < extra {
             if self.extra_wrs.saturating_add(extra) > SGL_DESCRIPTORS_MAX {
                 return false;
@@ -317,7 +316,7 @@ impl Connection {
     }
 
     /// Takes the receives that commands still hold.
-    pub(super) fn parked_receives(&mut self) -> Vec<(u32, Buffer)> {
+    pub(super) fn parked_receives(&mut self) -> Vec<(Receive, Buffer)> {
         let held = self.commands.iter_mut().filter_map(Command::holds_mut);
         held.filter_map(Holds::take_receive).collect()
     }

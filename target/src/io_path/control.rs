@@ -3,12 +3,11 @@
 //! complete.
 
 use capstan_nvme_proto::status::Status;
-use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId, Transfer};
-use capstan_transport::Capsule;
+use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId};
+use capstan_transport::{Capsule, HostMemory};
 
 use super::command::{Command, Holds, NotAnswered, OnMedium, Work};
 use super::connection::Connection;
-use super::transfer::host_memory;
 use super::{IoPath, Resources, execute, respond, waiting};
 use crate::limits::ADMIN_COST_BYTES;
 
@@ -17,15 +16,15 @@ pub(super) fn start(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    control: ControlCommand,
+    (control, host): (ControlCommand, HostMemory),
     capsule: &mut Capsule,
 ) {
-    let transfer = *control.transfer();
-    let mut holds = Holds::new(host_memory(&transfer, capsule.data.bytes()));
-    execute::keep_capsule_data(connection, &transfer, capsule, &mut holds);
-    let len_bytes = match transfer {
-        Transfer::InCapsule(_) => 0,
-        _ => transfer.length_bytes(),
+    let mut holds = Holds::new(host);
+    execute::keep_capsule_data(connection, capsule, &mut holds);
+    let len_bytes = if holds.host.is_remote() {
+        control.data_bytes()
+    } else {
+        0
     };
     let command = (Work::Control(Box::new(control)), holds);
     waiting::obtain_buffer(resources, connection, slot, command, len_bytes);
@@ -40,9 +39,13 @@ pub(super) fn on_data(
     mut holds: Holds,
 ) {
     let data_in = if control.moves_data_to_host() {
-        Vec::new()
+        Some(Vec::new())
     } else {
-        holds.data_bytes(control.transfer().length_bytes() as usize)
+        holds.data_bytes(control.data_bytes())
+    };
+    let Some(data_in) = data_in else {
+        let status = Status::INTERNAL_ERROR;
+        return finish(resources, connection, slot, *control, holds, status);
     };
     resources.share.moved(ADMIN_COST_BYTES);
     let mut out = Vec::new();
@@ -54,8 +57,9 @@ pub(super) fn on_data(
     let status = match outcome {
         ControlOutcome::Complete(status) => status,
         ControlOutcome::Held => {
+            let host = std::mem::take(&mut holds.host);
             connection.put_back(holds);
-            *connection.command(slot) = Command::Held(control);
+            *connection.command(slot) = Command::Held(control, host);
             return;
         }
     };
@@ -66,7 +70,7 @@ pub(super) fn on_data(
         let mut len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
         if connection.transport.tcp().is_some() {
             // Over NVMe/TCP a command that succeeds returns all that was asked for.
-            len_bytes = control.transfer().length_bytes().max(len_bytes);
+            len_bytes = control.data_bytes().max(len_bytes);
             buffer.zero(out.len()..len_bytes as usize);
         }
         respond::push(connection, slot, &mut holds, len_bytes);
@@ -98,7 +102,7 @@ fn answer(
     holds: Holds,
     status: Status,
 ) {
-    let invalidate = control.transfer().rkey_to_invalidate();
+    let invalidate = holds.host.invalidate();
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
@@ -137,7 +141,7 @@ impl Command {
             Self::OnMedium(_) => Some(Stage::Storage),
             Self::Empty
             | Self::Connecting(..)
-            | Self::Held(_)
+            | Self::Held(..)
             | Self::Pushing(..)
             | Self::Responding(_) => None,
         }
@@ -270,12 +274,12 @@ impl IoPath {
             return;
         };
         let held = (0..).zip(&connection.commands).find(
-            |(_, command)| matches!(command, Command::Held(control) if control.permit.cid() == cid),
+            |(_, command)| matches!(command, Command::Held(control, _) if control.permit.cid() == cid),
         );
         let Some((slot, _)) = held else { return };
-        if let Command::Held(control) = connection.take_command(slot) {
-            let nothing = Holds::default();
-            answer(resources, connection, slot, *control, nothing, status);
+        if let Command::Held(control, host) = connection.take_command(slot) {
+            let holds = Holds::new(host);
+            answer(resources, connection, slot, *control, holds, status);
         }
     }
 }

@@ -9,7 +9,7 @@ use capstan_transport::Capsule;
 use super::command::Work;
 use super::connection::Connection;
 use super::phase::Phase;
-use super::{Resources, respond};
+use super::{Resources, admin, execute, respond};
 
 /// Answers a command whose data has changed in its capsule.
 pub(super) fn on_capsule(
@@ -18,15 +18,22 @@ pub(super) fn on_capsule(
     capsule: &mut Capsule,
 ) {
     let status = Status::TRANSIENT_TRANSPORT_ERROR;
-    let Capsule { sqe, data, .. } = capsule;
     let now_us = resources.now_us;
     let cqe = match connection.phase {
         Phase::Io => {
-            let Some(queue) = connection.queue.as_mut() else {
+            let Connection {
+                queue: Some(queue),
+                transport,
+                ..
+            } = connection
+            else {
                 return;
             };
-            let bytes = capstan_subsystem::CapsuleData::Bytes(data.bytes());
-            match queue.handle_command(sqe, bytes) {
+            let mut step = queue.handle_command(&capsule.sqe);
+            if let Err(error) = execute::find_data(transport, capsule, &step) {
+                step = queue.refuse_data(step, &error);
+            }
+            match step {
                 IoStep::Execute(io) => Ok(queue.complete(io.permit, status, 0)),
                 IoStep::Control(control) => Ok(queue.complete(control.permit, status, 0)),
                 IoStep::Complete(cqe) => Ok(cqe),
@@ -36,7 +43,7 @@ pub(super) fn on_capsule(
         }
         Phase::Admin => resources.control.with(|target| {
             let conn = connection.identity.id;
-            match target.begin_admin(conn, sqe, data.bytes(), now_us) {
+            match admin::take_in(target, (conn, &connection.transport), capsule, now_us).0 {
                 AdminStep::Execute(request) => (target.fail_admin(request, status))
                     .ok_or_else(|| "its controller is gone".to_owned()),
                 AdminStep::Complete(cqe) => Ok(cqe),
@@ -45,11 +52,11 @@ pub(super) fn on_capsule(
         }),
         Phase::AwaitingConnect { .. } | Phase::AwaitingData { .. } => {
             connection.phase = Phase::refused(now_us);
-            Ok(Cqe::new(sqe.cid.get(), 0, status, 0))
+            Ok(Cqe::new(capsule.sqe.cid.get(), 0, status, 0))
         }
         Phase::Refused { .. } | Phase::Closing { .. } => return,
     };
-    connection.transport.give_back(data.take());
+    connection.transport.give_back(capsule.data.take());
     match cqe {
         Ok(cqe) => {
             respond::send_alone(resources, connection, &cqe, None);

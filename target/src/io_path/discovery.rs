@@ -55,7 +55,7 @@ mod tests {
     use capstan_subsystem::{ConnId, PortId, QueueSizes, Transport};
     use capstan_transport::manager::ConnectionId;
     use capstan_transport::rdma::Queue;
-    use capstan_transport::{Capsule, Event, QueueId, Queues};
+    use capstan_transport::{Capsule, CapsuleData, Event, QueueId, Queues};
     use zerocopy::IntoBytes;
 
     use super::super::connection::{Carrier, Identity, OnDevice};
@@ -232,7 +232,13 @@ mod tests {
     }
 
     fn bytes(capsule: &Capsule) -> Vec<u8> {
-        [capsule.sqe.as_bytes(), capsule.data.bytes()].concat()
+        let data = match &capsule.data {
+            CapsuleData::Landed(landed) => landed.bytes(),
+            CapsuleData::Copied(bytes) => bytes,
+            CapsuleData::None => &[],
+            CapsuleData::InPlace(_) => panic!("{capsule:?}"),
+        };
+        [capsule.sqe.as_bytes(), data].concat()
     }
 
     /// The `nth` capsule that the host sends.

@@ -2,34 +2,46 @@
 //! decides the response.
 
 use capstan_nvme_proto::command::LbaRange;
+use capstan_nvme_proto::error::CommandError;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
-use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
-use capstan_transport::{Capsule, CapsuleData, Full, Landed, Pulled, Pushed, Source, Tag};
+use capstan_subsystem::{IoCommand, IoOperation, IoStep};
+use capstan_transport::{
+    Capsule, CapsuleData, Full, HostMemory, Landed, Pulled, Pushed, Queue, Source, Tag,
+};
 
 use super::command::{Command, Holds, OnMedium, Responding, Work};
 use super::connection::Connection;
-use super::recv::{data_of, land};
-use super::transfer::{host_memory, one_place};
+use super::recv::land;
 use super::{Resources, admin, control, respond, status, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
 /// Takes in a command of an I/O queue.
 pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
-    let Some(queue) = connection.queue.as_mut() else {
+    let Connection {
+        queue: Some(queue),
+        transport,
+        ..
+    } = connection
+    else {
         return;
     };
-    let result = queue.handle_command(&capsule.sqe, data_of(capsule));
-    let at_once = at_once(resources, connection, capsule, &result);
+    let mut result = queue.handle_command(&capsule.sqe);
+    let host = match find_data(transport, capsule, &result) {
+        Ok(host) => host,
+        Err(error) => {
+            result = queue.refuse_data(result, &error);
+            HostMemory::default()
+        }
+    };
+    let at_once = at_once(resources, connection, capsule, (&result, &host));
     // Only these two fields: a wide load of fields that narrower stores have just written fails
     // store forwarding, and waits for the non-temporal stores of the page before them.
     if at_once == AtOnce::Done
-        && let IoStep::Execute(IoCommand {
-            permit, transfer, ..
-        }) = result
+        && let IoStep::Execute(IoCommand { permit, .. }) = result
     {
         if let CapsuleData::Landed(landed) = capsule.data.take() {
             let Landed {
@@ -37,7 +49,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             } = landed;
             connection.transport.post_again(receive, buffer);
         }
-        return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
+        return respond::answer(resources, connection, permit, host.invalidate());
     }
     let Some(slot) = connection.take_slot() else {
         connection.transport.give_back(capsule.data.take());
@@ -45,19 +57,17 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     };
     match result {
         IoStep::Execute(io) => {
-            let host = host_memory(&io.transfer, capsule.data.bytes());
             if !land(capsule, connection) {
                 connection.free_slot(slot);
                 return resources.lost(connection);
             }
             let mut holds = Holds::new(host);
-            keep_capsule_data(connection, &io.transfer, capsule, &mut holds);
-            let len_bytes = io.transfer.length_bytes();
+            keep_capsule_data(connection, capsule, &mut holds);
+            let len_bytes = io.data_bytes;
             if at_once == AtOnce::Zeroes && push_zeroes(connection, &mut holds, len_bytes) {
                 return respond::finish_io(resources, connection, slot, io, holds, Status::SUCCESS);
             }
-            let in_capsule = matches!(io.transfer, Transfer::InCapsule(_));
-            let len_bytes = buffer_bytes(&io, in_capsule);
+            let len_bytes = buffer_bytes(&io, holds.host.is_in_capsule());
             let command = (Work::Io(io), holds);
             // As the oldest that waits, it waits for room alone; otherwise the oldest goes first.
             connection.is_full |= at_once == AtOnce::Full && connection.waiting.is_empty();
@@ -71,7 +81,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             }
         }
         IoStep::Control(command) => {
-            control::start(resources, connection, slot, command, capsule);
+            control::start(resources, connection, slot, (command, host), capsule);
         }
         IoStep::Complete(cqe) => {
             connection.transport.give_back(capsule.data.take());
@@ -91,17 +101,34 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     }
 }
 
+/// The host's memory of a command, where that is to be executed. The error is for
+/// `IoQueue::refuse_data`.
+#[inline]
+pub(super) fn find_data(
+    transport: &Queue,
+    capsule: &mut Capsule,
+    step: &IoStep,
+) -> Result<HostMemory, CommandError> {
+    let transfer = match step {
+        IoStep::Execute(io) => io.data_transfer(),
+        IoStep::Control(control) => control.data_transfer(),
+        IoStep::Complete(_) | IoStep::DeleteQueue(_) | IoStep::Disconnect(_) => {
+            return Ok(HostMemory::default());
+        }
+    };
+    transport.host_memory(&capsule.sqe, transfer, &mut capsule.data)
+}
+
 /// Keeps the receive with a command whose data is in it; posts it again otherwise.
 pub(super) fn keep_capsule_data(
     connection: &mut Connection,
-    transfer: &Transfer,
     capsule: &mut Capsule,
     holds: &mut Holds,
 ) {
-    match (transfer, capsule.data.take()) {
-        (Transfer::InCapsule(place), CapsuleData::Landed(landed)) => holds.keep(landed, place),
-        (Transfer::InCapsule(place), CapsuleData::Copied(bytes)) => holds.keep_copied(bytes, place),
-        (_, data) => connection.transport.give_back(data),
+    match capsule.data.take() {
+        CapsuleData::Landed(landed) if holds.host.is_in_capsule() => holds.keep(landed),
+        CapsuleData::Copied(bytes) if holds.host.is_in_capsule() => holds.keep_copied(bytes),
+        data => connection.transport.give_back(data),
     }
 }
 
@@ -132,6 +159,7 @@ pub(super) fn read_at_once(
     resources: &Resources,
     connection: &mut Connection,
     io: &IoCommand,
+    host: &HostMemory,
 ) -> AtOnce {
     let IoOperation::Read { range, fua } = io.operation else {
         return AtOnce::Not;
@@ -140,12 +168,12 @@ pub(super) fn read_at_once(
         return AtOnce::Not;
     };
     let transport = &mut connection.transport;
-    let (host, len_bytes) = (one_place(&io.transfer), io.transfer.length_bytes());
+    let len_bytes = io.data_bytes;
     if volume.known_zero(range.slba, range.nlb) {
-        if !host.is_remote() {
+        if !host.is_one_place() {
             return AtOnce::Zeroes;
         }
-        match transport.push(&host, Source::Zeroes(len_bytes)) {
+        match transport.push(host, Source::Zeroes(len_bytes)) {
             Ok(Pushed::UntilReleased) if len_bytes <= READ_AT_ONCE_BYTES_MAX => {
                 // The device moves them.
                 return AtOnce::Done;
@@ -157,20 +185,20 @@ pub(super) fn read_at_once(
             Err(_) => {}
         }
     }
-    if fua || !host.is_remote() {
+    if fua || !host.is_one_place() {
         return AtOnce::Not;
     }
     // A range outside the volume copies nothing here; the storage operation reports the error.
     let mut copy = |put: &mut dyn FnMut(&[u8])| {
         volume.read_in_place(range.slba, range.nlb, put);
     };
-    let mut pushed = transport.push(&host, Source::Copy(len_bytes, &mut copy));
+    let mut pushed = transport.push(host, Source::Copy(len_bytes, &mut copy));
     if let Err(Full {
         until_room: false, ..
     }) = pushed
         && let Some((slab, range)) = volume.place_of(range.slba, range.nlb)
     {
-        pushed = transport.push(&host, Source::Held(slab, range));
+        pushed = transport.push(host, Source::Held(slab, range));
     }
     match pushed {
         Ok(_) => {
@@ -204,20 +232,21 @@ fn at_once(
     resources: &Resources,
     connection: &mut Connection,
     capsule: &mut Capsule,
-    step: &IoStep,
+    (step, host): (&IoStep, &HostMemory),
 ) -> AtOnce {
     let IoStep::Execute(io) = step else {
         return AtOnce::Not;
     };
     if matches!(capsule.data, CapsuleData::None) {
         // Long reads wait: a few of them a turn, after short commands have been answered.
-        let long = io.transfer.length_bytes() > READ_AT_ONCE_BYTES_MAX;
+        let long = io.data_bytes > READ_AT_ONCE_BYTES_MAX;
         if io.operation.moves_data_to_host() && (long || resources.share.is_over()) {
             return AtOnce::Later;
         }
-        return read_at_once(resources, connection, io);
+        return read_at_once(resources, connection, io, host);
     }
-    AtOnce::done(write_received(resources, connection, capsule, io))
+    let written = host.is_in_capsule() && write_received(resources, connection, capsule, io);
+    AtOnce::done(written)
 }
 
 /// Carries out a Write with in-capsule data to a volume in memory: from the memory of the wire, or
@@ -229,23 +258,25 @@ fn write_received(
     io: &IoCommand,
 ) -> bool {
     let volume = resources.volumes.get(&io.namespace.backend);
-    let (IoOperation::Write { range, .. }, Transfer::InCapsule(place), Some(volume)) =
-        (io.operation, io.transfer, volume)
-    else {
+    let (IoOperation::Write { range, .. }, Some(volume)) = (io.operation, volume) else {
         return false;
     };
-    let skip = place.offset_bytes as usize;
     if let CapsuleData::InPlace(in_place) = capsule.data {
-        let written = connection.transport.consume(in_place, &mut |data| {
-            volume.write_at_once(range.slba, range.nlb, data.skip(skip))
+        let written = connection.transport.consume(in_place, |data| {
+            volume.write_at_once(range.slba, range.nlb, data)
         });
         if written || !land(capsule, connection) {
             return written;
         }
     }
     match &capsule.data {
-        CapsuleData::Landed(Landed { buffer, .. }) => {
-            volume.write_at_once(range.slba, range.nlb, buffer.raw().skip(skip))
+        CapsuleData::Landed(Landed {
+            buffer,
+            offset_bytes,
+            ..
+        }) => {
+            let data = buffer.raw().skip(*offset_bytes as usize);
+            volume.write_at_once(range.slba, range.nlb, data)
         }
         CapsuleData::None | CapsuleData::Copied(_) | CapsuleData::InPlace(_) => false,
     }
@@ -269,13 +300,11 @@ fn write_at_once(resources: &Resources, io: &IoCommand, holds: &Holds) -> bool {
 fn buffer_bytes(io: &IoCommand, in_capsule: bool) -> u32 {
     match io.operation {
         // The data of both sides, one behind the other: two leases could deadlock.
-        IoOperation::Compare { .. } if !in_capsule => 2 * io.transfer.length_bytes(),
-        IoOperation::Compare { .. } | IoOperation::Read { .. } => io.transfer.length_bytes(),
+        IoOperation::Compare { .. } if !in_capsule => 2 * io.data_bytes,
+        IoOperation::Compare { .. } | IoOperation::Read { .. } => io.data_bytes,
         IoOperation::Verify { range, .. } => bytes_of(io, range),
         IoOperation::Write { .. } | IoOperation::DatasetManagement { .. } if in_capsule => 0,
-        IoOperation::Write { .. } | IoOperation::DatasetManagement { .. } => {
-            io.transfer.length_bytes()
-        }
+        IoOperation::Write { .. } | IoOperation::DatasetManagement { .. } => io.data_bytes,
         // The source ranges first, then every chunk that is copied.
         IoOperation::Copy { .. } => TRANSFER_BYTES_MAX,
         IoOperation::WriteZeroes { .. } | IoOperation::Flush => 0,
@@ -298,7 +327,7 @@ pub(super) fn with_buffer(
     if !holds.host.is_remote() || !work.brings_data() {
         return on_data(resources, connection, slot, work, holds);
     }
-    let len_bytes = work.transfer().length_bytes();
+    let len_bytes = work.data_bytes();
     if let Some(Data { buffer: sink, .. }) = holds.lend_own(0) {
         let queue = &mut connection.transport;
         queue.pull(Tag(slot), &holds.host, sink, len_bytes);
@@ -520,9 +549,7 @@ impl OnMedium {
                 Step::Read(range)
             }
             (IoOperation::Compare { range, .. }, Step::Flush) => Step::ReadForCompare(range),
-            (IoOperation::Compare { .. }, _) => {
-                Step::Done(self.holds.compare(self.io.transfer.length_bytes()))
-            }
+            (IoOperation::Compare { .. }, _) => Step::Done(self.holds.compare(self.io.data_bytes)),
             (IoOperation::Copy { fua, .. }, Step::Read(_)) => self.copy_write(fua),
             (IoOperation::DatasetManagement { .. } | IoOperation::Copy { .. }, _) => {
                 self.next_range()
@@ -548,7 +575,7 @@ impl OnMedium {
                     lba: slba,
                     lbas: nlb,
                 },
-                self.holds.lend_for_compare(self.io.transfer.length_bytes()),
+                self.holds.lend_for_compare(self.io.data_bytes),
             ),
             Step::Write(LbaRange { slba, nlb }, fua) => (
                 Op::Write {

@@ -47,7 +47,6 @@ mod shutdown;
 mod stall;
 mod status;
 mod tcp;
-mod transfer;
 mod unanswered;
 mod unconnected;
 mod waiting;

@@ -21,7 +21,8 @@ impl OnMedium {
     /// Reads the ranges from the command's data.
     pub(super) fn read_ranges(&mut self) -> Result<(), Status> {
         let io = &self.io;
-        let data = self.holds.data_bytes(io.transfer.length_bytes() as usize);
+        let data = self.holds.data_bytes(io.data_bytes);
+        let data = data.ok_or(Status::INTERNAL_ERROR)?;
         let lba_bytes = io.namespace.lba_bytes;
         let mut ranges = Ranges::default();
         match io.operation {

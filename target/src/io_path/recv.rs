@@ -1,7 +1,7 @@
 //! Step 2: what has happened on the queues. A capsule becomes a command; a pulled transfer goes on
 //! to disk; a response that has left frees its command.
 
-use capstan_transport::{Capsule, CapsuleData, EndReason, Event, InPlace, QueueId, Tag};
+use capstan_transport::{Capsule, CapsuleData, EndReason, Event, QueueId, Tag};
 
 use super::connection::Connection;
 use super::connections::Connections;
@@ -9,18 +9,6 @@ use super::fabric::wires;
 use super::fence::Fences;
 use super::phase::Phase;
 use super::{IoPath, Resources, admin, corrupt, execute, fence, respond, waiting};
-
-/// What came with a command, as the controllers look at it.
-pub(super) fn data_of(capsule: &Capsule) -> capstan_subsystem::CapsuleData<'_> {
-    match &capsule.data {
-        CapsuleData::InPlace(InPlace { len_bytes, .. }) => {
-            capstan_subsystem::CapsuleData::InPlace(*len_bytes)
-        }
-        CapsuleData::None | CapsuleData::Copied(_) | CapsuleData::Landed(_) => {
-            capstan_subsystem::CapsuleData::Bytes(capsule.data.bytes())
-        }
-    }
-}
 
 /// Puts data that is in place where it can stay. `false` when the connection has ended meanwhile,
 /// and the data with it.

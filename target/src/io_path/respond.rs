@@ -45,14 +45,14 @@ pub(super) fn finish_io(
 ) {
     connection.release_receive(&mut holds);
     if io.operation.moves_data_to_host() && status.is_success() {
-        push(connection, slot, &mut holds, io.transfer.length_bytes());
+        push(connection, slot, &mut holds, io.data_bytes);
     } else {
         holds.own.release();
     }
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
-    let invalidate = io.transfer.rkey_to_invalidate();
+    let invalidate = holds.host.invalidate();
     let cqe = queue.complete(io.permit, status, 0);
     complete(resources, connection, slot, holds, cqe, invalidate);
     settle(resources, connection);

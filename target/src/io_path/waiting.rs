@@ -270,18 +270,18 @@ fn go_on_with(
     if let Work::Io(io) = &waiting.work
         && !waiting.holds.has_capsule_data()
     {
-        match read_at_once(resources, connection, io) {
+        match read_at_once(resources, connection, io, &waiting.holds.host) {
             AtOnce::Done => {
                 let Waiting { work, holds, .. } = waiting;
+                let invalidate = holds.host.invalidate();
                 connection.free_slot_of(slot, holds);
                 if let Work::Io(io) = work {
-                    let invalidate = io.transfer.rkey_to_invalidate();
                     respond::answer(resources, connection, io.permit, invalidate);
                 }
                 return Next::Went;
             }
             AtOnce::Zeroes => {
-                let len_bytes = io.transfer.length_bytes();
+                let len_bytes = io.data_bytes;
                 if push_zeroes(connection, &mut waiting.holds, len_bytes) {
                     let Waiting { work, holds, .. } = waiting;
                     resources.share.moved(len_bytes);

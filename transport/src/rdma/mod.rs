@@ -6,10 +6,12 @@
 //! * What happens on them: [`Wire`], which tells their completions apart.
 //! * Buffers that data is pulled into: [`Sinks`]; buffers that it is pushed from: `Sources`.
 //! * Which work request a completion is of: `WrId`.
+//! * Where the data of a command is, by its SGL: [`host_memory()`].
 //! * The host's side: [`host`].
 
 mod fences;
 pub mod host;
+mod host_memory;
 mod in_place;
 mod queue;
 mod receives;
@@ -20,6 +22,7 @@ mod sources;
 mod wire;
 mod wr_id;
 
+pub use host_memory::host_memory;
 pub use queue::{Keys, Queue, Zeroes};
 pub use receives::{NoReceives, Receives};
 pub use shared::Shared;

@@ -21,7 +21,7 @@ use super::shared::Shared;
 use super::sinks::{Sink, Sinks};
 use super::sources::Sources;
 use super::wr_id::WrId;
-use crate::data::{CapsuleData, InPlace, Landed};
+use crate::data::{CapsuleData, InPlace, Landed, Receive};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
 use crate::queue::{EndReason, Event, FenceNumber, QueueId, Responded, Tag};
 
@@ -230,8 +230,15 @@ impl Queue {
     /// `true` when `take` says that it has what it wants, or will have copied it before the wire is
     /// polled or armed again: the data is gone then.
     #[inline]
-    pub fn consume(&mut self, data: InPlace, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
-        self.qp.take_zero_copy(data.message, take)
+    pub fn consume(&mut self, data: InPlace, mut take: impl FnMut(RawBytes<'_>) -> bool) -> bool {
+        let InPlace {
+            message,
+            offset_bytes,
+            ..
+        } = data;
+        self.qp.take_zero_copy(message, &mut |bytes| {
+            take(bytes.skip(offset_bytes as usize))
+        })
     }
 
     /// Puts in-capsule data into a receive, where it can stay. `None` when the queue has ended, and
@@ -243,8 +250,9 @@ impl Queue {
         };
         Some(Landed {
             buffer: self.shared.receives().take_data(receive)?,
+            offset_bytes: data.offset_bytes,
             len_bytes: data.len_bytes,
-            receive,
+            receive: Receive(Some(receive)),
         })
     }
 
@@ -255,14 +263,17 @@ impl Queue {
                 receive, buffer, ..
             }) => self.post_again(receive, buffer),
             CapsuleData::InPlace(in_place) => {
-                self.consume(in_place, &mut |_| true);
+                self.consume(in_place, |_| true);
             }
             CapsuleData::Copied(_) | CapsuleData::None => {}
         }
     }
 
     /// Posts a receive that has completed, with the buffer of its in-capsule data.
-    pub fn post_again(&mut self, receive: u32, buffer: Buffer) {
+    pub fn post_again(&mut self, receive: Receive, buffer: Buffer) {
+        let Receive(Some(receive)) = receive else {
+            return;
+        };
         let mut receives = self.shared.receives();
         if self.has_ended() {
             receives.post_again(receive, buffer, None);

@@ -12,7 +12,7 @@ use super::queue::Queue;
 use super::receives::Receives;
 use super::shared::Shared;
 use super::wr_id::WrId;
-use crate::data::{CapsuleData, InPlace, Landed};
+use crate::data::{CapsuleData, InPlace, Landed, Receive};
 use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
 use crate::queue::{Capsule, EndReason, Event, Pulled, QueueId, Queues, Tag};
 
@@ -209,7 +209,11 @@ fn lent(queue: &mut Queue, completion: &WorkCompletion) -> Option<Capsule> {
         data: if len_bytes == 0 {
             CapsuleData::None
         } else {
-            CapsuleData::InPlace(InPlace { message, len_bytes })
+            CapsuleData::InPlace(InPlace {
+                message,
+                offset_bytes: 0,
+                len_bytes,
+            })
         },
         intact: true,
     })
@@ -221,8 +225,9 @@ fn landed(queue: &mut Queue, slot: u32, byte_len: u32) -> Event {
     let (sqe, buffer) = queue.take_received(slot, byte_len > SQE_BYTES);
     let data = buffer.map_or(CapsuleData::None, |buffer| {
         CapsuleData::Landed(Landed {
-            receive: slot,
+            receive: Receive(Some(slot)),
             buffer,
+            offset_bytes: 0,
             len_bytes: byte_len.saturating_sub(SQE_BYTES),
         })
     });

@@ -2,7 +2,8 @@
 //! [`capstan_nvme_proto::tcp`].
 //!
 //! * The controller's side of a queue, without I/O: [`controller`].
-//! * The host's: [`host`].
+//! * Where the data of a command is, by its SGL: [`host_memory()`].
+//! * The host's side of a queue: [`host`].
 //! * Either over its socket: [`link`].
 //! * All sockets of a reactor: [`wire`].
 //! * The host's side of all queues of an association, over their sockets: [`host_wire`].
@@ -11,6 +12,7 @@
 
 pub mod controller;
 pub mod host;
+mod host_memory;
 pub mod host_wire;
 pub mod limits;
 pub mod link;
@@ -19,4 +21,5 @@ pub mod staging;
 mod stream;
 pub mod wire;
 
+pub use host_memory::host_memory;
 pub use stream::{End, Place};

@@ -7,6 +7,10 @@ use std::time::Instant;
 
 use capstan_memory::{Buffer, Pages, Pool};
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::opcode::IoOpcode;
+use capstan_nvme_proto::sgl::{Sgl, SglBase};
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_rdma::contract::{
     Access, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager, Device,
     MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp,
@@ -14,9 +18,12 @@ use capstan_rdma::contract::{
 };
 use capstan_rdma::loopback::{Network, attributes};
 use capstan_rdma::{Pair, iwarp};
-use capstan_transport::rdma::{Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes};
+use capstan_transport::rdma::{
+    Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes, host_memory,
+};
 use capstan_transport::tcp::End;
-use capstan_transport::{HostMemory, KeyedBuffer, Queue};
+use capstan_transport::{CapsuleData, HostMemory, Queue};
+use zerocopy::IntoBytes;
 
 use super::over::{Answers, Ends, HostEnd, LocalEnd, LocalEvent, Over};
 use super::world::{DATA_BYTES, ENTRIES, Named, PATIENCE, QUEUE};
@@ -398,16 +405,34 @@ impl Ends for RdmaEnds {
         self.host_reads = answers == Answers::All;
     }
 
-    fn offer(&mut self, _: u16, parts: &[(u32, u32)]) -> HostMemory {
-        let keyed = |&(offset_bytes, len_bytes): &(u32, u32)| KeyedBuffer {
+    fn offer(&mut self, cid: u16, parts: &[(u32, u32)]) -> HostMemory {
+        let keyed = |&(offset_bytes, length_bytes): &(u32, u32)| Sgl::Keyed {
             address: self.data.addr() + u64::from(offset_bytes),
             rkey: self.host.region.rkey().0,
-            len_bytes,
+            length_bytes,
+            invalidate: false,
         };
-        match parts {
-            [one] => HostMemory::Keyed(keyed(one)),
-            parts => HostMemory::KeyedList(parts.iter().map(keyed).collect()),
-        }
+        let list: Vec<_> = parts.iter().map(|part| keyed(part).encode()).collect();
+        let list = list.as_bytes();
+        let (sgl, mut data) = match parts {
+            [one] => (keyed(one), CapsuleData::None),
+            _ => {
+                let last = Sgl::Segment {
+                    base: SglBase::CapsuleOffset(0),
+                    length_bytes: u32::try_from(list.len()).expect("a few"),
+                    last: true,
+                };
+                (last, CapsuleData::Copied(list.into()))
+            }
+        };
+        let mut sqe = Sqe::new(IoOpcode::READ.0, cid, 1);
+        sqe.dptr = sgl.encode();
+        let bytes = parts
+            .iter()
+            .map(|(_, len_bytes)| u64::from(*len_bytes))
+            .sum();
+        let transfer = DataTransfer::ControllerToHost { bytes };
+        host_memory(&sqe, transfer, &mut data).expect("its SGL is right")
     }
 
     fn put_data(&mut self, at: u32, bytes: &[u8]) {

@@ -5,14 +5,19 @@ use std::time::Instant;
 
 use capstan_memory::{Pages, Pool};
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::opcode::IoOpcode;
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::h2c::H2cData;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
+use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::tcp::End;
 use capstan_transport::tcp::controller::{Connected, Settings};
+use capstan_transport::tcp::host_memory;
 use capstan_transport::tcp::limits::TERM_US;
 use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::{Queue as TcpQueue, Wire};
-use capstan_transport::{HostMemory, Queue};
+use capstan_transport::{CapsuleData, HostMemory, Queue};
 use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::IntoBytes;
 
@@ -230,11 +235,11 @@ impl Ends for TcpEnds {
             panic!("the data of a command is in one place over NVMe/TCP");
         };
         self.host.offer(cid, at);
-        HostMemory::Transport {
-            cid,
-            offset_bytes: 0,
-            length_bytes,
-        }
+        let mut sqe = Sqe::new(IoOpcode::READ.0, cid, 1);
+        sqe.dptr = Sgl::Transport { length_bytes }.encode();
+        let bytes = length_bytes.into();
+        let transfer = DataTransfer::ControllerToHost { bytes };
+        host_memory(&sqe, transfer, &mut CapsuleData::None).expect("its SGL is right")
     }
 
     fn put_data(&mut self, at: u32, bytes: &[u8]) {

@@ -421,8 +421,8 @@ fn taken(queue: &mut Queue, capsule: Capsule, stays: bool) -> (Seen, CapsuleData
     let sqe = capsule.sqe.as_bytes().to_vec();
     match capsule.data {
         CapsuleData::InPlace(in_place) if !stays => {
-            let mut data = vec![0; in_place.len_bytes as usize];
-            assert!(queue.consume(in_place, &mut |bytes| {
+            let mut data = vec![0; in_place.len_bytes() as usize];
+            assert!(queue.consume(in_place, |bytes| {
                 bytes.copy_to(&mut data);
                 true
             }));
@@ -435,7 +435,12 @@ fn taken(queue: &mut Queue, capsule: Capsule, stays: bool) -> (Seen, CapsuleData
                 }
                 other => other,
             };
-            let data = landed.bytes().to_vec();
+            let data = match &landed {
+                CapsuleData::None => Vec::new(),
+                CapsuleData::Copied(bytes) => bytes.to_vec(),
+                CapsuleData::Landed(landed) => landed.bytes().to_vec(),
+                CapsuleData::InPlace(_) => unreachable!("it was landed"),
+            };
             (Seen::Capsule { sqe, data }, landed)
         }
     }

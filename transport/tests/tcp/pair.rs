@@ -11,9 +11,8 @@ use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::tcp::End;
 use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
-use capstan_transport::{
-    Capsule, CapsuleData, EndReason, Event, HostMemory, Pulled, Pushed, Source, Tag,
-};
+use capstan_transport::tcp::host_memory;
+use capstan_transport::{Capsule, CapsuleData, EndReason, Event, Pulled, Pushed, Source, Tag};
 use proptest::prelude::*;
 
 use super::{
@@ -172,7 +171,7 @@ impl Pair {
         self.controller.respond(&Cqe::new(cid, sqhd, status, 0));
     }
 
-    fn capsule(&mut self, sqe: &Sqe, data: &CapsuleData, intact: bool) {
+    fn capsule(&mut self, sqe: &Sqe, data: &mut CapsuleData, intact: bool) {
         let cid = sqe.cid.get();
         if !intact {
             return self.respond(cid, Status::TRANSIENT_TRANSPORT_ERROR);
@@ -186,11 +185,12 @@ impl Pair {
             Kind::Flush => DataTransfer::None,
             _ => DataTransfer::ControllerToHost { bytes },
         };
-        let memory = ControllerQueue::host_memory(sqe, transfer, data).expect("an SGL");
+        let memory = host_memory(sqe, transfer, data).expect("an SGL");
+        assert_eq!(memory.len_bytes(), len);
         let tag = Tag(cid);
         let pushed = match kind {
             Kind::WriteInCapsule => {
-                assert_eq!(memory, HostMemory::InCapsule(0..len));
+                assert!(memory.is_in_capsule());
                 let CapsuleData::Landed(landed) = data else {
                     panic!("{data:?}");
                 };
@@ -199,12 +199,7 @@ impl Pair {
                 return self.respond(cid, Status::SUCCESS);
             }
             Kind::WritePulled => {
-                let expected = HostMemory::Transport {
-                    cid,
-                    offset_bytes: 0,
-                    length_bytes: len,
-                };
-                assert_eq!(memory, expected);
+                assert!(memory.is_remote());
                 let sink = self.pool.take(len).expect("memory");
                 self.controller
                     .pull(tag, cid, len, sink)
@@ -234,7 +229,11 @@ impl Pair {
     fn controller_turn(&mut self) {
         for event in controller_events(&mut self.controller) {
             match event {
-                Event::Capsule(Capsule { sqe, data, intact }) => self.capsule(&sqe, &data, intact),
+                Event::Capsule(Capsule {
+                    sqe,
+                    mut data,
+                    intact,
+                }) => self.capsule(&sqe, &mut data, intact),
                 Event::Pulled(Pulled {
                     tag: Tag(cid),
                     sink,

@@ -14,7 +14,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use zerocopy::FromBytes;
 
 use super::super::actions::ConnectAction;
-use super::super::{Bench, PORT, address, announced, buffer, host, subnqn};
+use super::super::{Bench, PORT, address, announced, buffer, host, locate, subnqn};
 use super::{Model, RARE, pick, send_admin, send_io, settle};
 use crate::{ConnId, ConnectOutcome, ConnectRequest, RefuseReason, Target, Transport};
 
@@ -162,7 +162,9 @@ fn connect_raw(bench: &mut Bench, model: &mut Model, sqe: &[u8; 64], data: &[u8]
         sqe.opcode = AdminOpcode::FABRICS.0;
         sqe.nsid = u32::from(FabricsCommandType::CONNECT.0).into();
     }
-    let _transfer = Target::connect_transfer(Transport::Rdma, &sqe, data);
+    if let Err(error) = locate(Transport::Rdma, &sqe, Target::connect_data(&sqe), data) {
+        let _cqe = Target::refuse_connect_data(&sqe, error);
+    }
     // QID of a Connect; what is compared with another one is refused at once.
     let qid = (sqe.cdw10.get() >> 16) as u16;
     let request = ConnectRequest {

@@ -9,7 +9,7 @@ use capstan_rdma::contract::{PostError, RKey, Remote, SendOp, Sge};
 use super::super::sinks::{PullError, Sink};
 use super::super::wr_id::WrId;
 use super::Queue;
-use crate::data::{CopyTo, Full, HostMemory, KeyedBuffer, Piece, Pushed, Source};
+use crate::data::{CopyTo, Full, HostMemory, KeyedBuffer, Piece, Place, Pushed, Source};
 use crate::queue::Tag;
 
 impl Queue {
@@ -231,8 +231,8 @@ impl Queue {
 /// The memory of the host, where all of it is in one place and it has so many bytes.
 #[inline]
 fn one_place(host: &HostMemory, len: usize) -> Option<KeyedBuffer> {
-    match host {
-        HostMemory::Keyed(buffer) if buffer.len_bytes as usize == len => Some(*buffer),
+    match &host.place {
+        Place::Keyed(buffer) if buffer.len_bytes as usize == len => Some(*buffer),
         _ => None,
     }
 }

@@ -1,46 +1,14 @@
-//! Data from the host: where it is, and asking for it.
+//! Data from the host: asking for it.
 
 use capstan_memory::Buffer;
-use capstan_nvme_proto::error::CommandError;
-use capstan_nvme_proto::sqe::Sqe;
-use capstan_nvme_proto::tcp::command::CommandData;
 use capstan_nvme_proto::tcp::r2t::R2tPlan;
-use capstan_nvme_proto::transfer::DataTransfer;
 
 use super::super::limits::DIRECT_MIN_BYTES;
 use super::{ControllerQueue, Pull};
-use crate::data::{CapsuleData, Full, HostMemory};
+use crate::data::Full;
 use crate::queue::{Event, Pulled, Tag};
 
 impl ControllerQueue {
-    /// Where the data of the command `sqe` is.
-    ///
-    /// # Errors
-    /// [`CommandData::of`]: anything but a Transport SGL Data Block or in-capsule data.
-    pub fn host_memory(
-        sqe: &Sqe,
-        transfer: DataTransfer,
-        data: &CapsuleData,
-    ) -> Result<HostMemory, CommandError> {
-        if transfer.bytes() == 0 {
-            return Ok(HostMemory::None);
-        }
-        let narrow = |place| u32::try_from(place).unwrap_or(u32::MAX);
-        Ok(
-            match CommandData::of(transfer, &sqe.sgl()?, data.len_bytes())? {
-                CommandData::None => HostMemory::None,
-                CommandData::InCapsule(range) => {
-                    HostMemory::InCapsule(narrow(range.start)..narrow(range.end))
-                }
-                CommandData::Transport { length_bytes } => HostMemory::Transport {
-                    cid: sqe.cid.get(),
-                    offset_bytes: 0,
-                    length_bytes,
-                },
-            },
-        )
-    }
-
     /// Asks the host for `len_bytes` of data of the command `cid`, to the start of `sink`. At most
     /// one pull per command, and none together with a push. Where the queue has ended the sink
     /// comes back with [`Event::Returned`]; not to be called after [`Event::Quiesced`].

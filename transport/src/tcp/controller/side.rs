@@ -16,7 +16,7 @@ use super::super::limits::{DIRECT_MIN_BYTES, R2TS_MAX};
 use super::super::outgoing::{Mark, crc32c};
 use super::super::stream::{Place, Side, Stream, is_intact};
 use super::{ControllerSide, Landing, R2ts, Slot};
-use crate::data::{CapsuleData, Landed};
+use crate::data::{CapsuleData, Landed, Receive};
 use crate::queue::{Capsule, EndReason, Event, Pulled, Tag};
 
 impl ControllerSide {
@@ -143,8 +143,9 @@ impl ControllerSide {
         let data = match self.free.pop_if(fits) {
             Some(buffer) => CapsuleData::Landed(Landed {
                 buffer,
+                offset_bytes: 0,
                 len_bytes: bytes,
-                receive: 0,
+                receive: Receive(None),
             }),
             None => CapsuleData::Copied(vec![0; bytes as usize].into_boxed_slice()),
         };

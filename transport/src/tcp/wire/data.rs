@@ -8,18 +8,20 @@ use super::super::controller::Part;
 use super::super::limits::DIRECT_MIN_BYTES;
 use super::super::stream::End;
 use super::Queue;
-use crate::data::{Full, HostMemory, Piece, Pushed, Source};
+use crate::data::{Full, HostMemory, Piece, Place, Pushed, Source};
 use crate::queue::Tag;
 
 impl Queue {
     /// Asks the host for `len_bytes` of data of a command. The sink comes back with
     /// `Event::Pulled`, or `Event::Returned` where the queue has ended.
     pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
-        let cid = cid_of(from);
         self.is_to_be_flushed();
-        if let Err(full) = self.with(|queue| queue.pull(tag, cid, len_bytes, sink)) {
-            // A sink shorter than the pull is a fault of the caller: the queue ends.
-            drop(full.what);
+        let pulled =
+            cid_of(from).map(|cid| self.with(|queue| queue.pull(tag, cid, len_bytes, sink)));
+        if !matches!(pulled, Some(Ok(()))) {
+            // A sink shorter than the pull, or memory of another wire, is a fault of the caller:
+            // the queue ends.
+            drop(pulled);
             self.end(End::Now);
         }
     }
@@ -36,11 +38,11 @@ impl Queue {
         to: &HostMemory,
         source: Source<'s>,
     ) -> Result<Pushed, Full<Source<'s>>> {
-        let HostMemory::Transport {
+        let Place::Transport {
             cid,
             offset_bytes,
             length_bytes,
-        } = *to
+        } = to.place
         else {
             // The host has no memory for it.
             return Ok(Pushed::Gone(source.into_buffer()));
@@ -122,14 +124,10 @@ impl Queue {
     }
 }
 
-/// The identifier of the command whose data is there.
-fn cid_of(host: &HostMemory) -> u16 {
-    match host {
-        HostMemory::Transport { cid, .. } => *cid,
-        // Nothing is pushed there or pulled from there.
-        HostMemory::None
-        | HostMemory::InCapsule(_)
-        | HostMemory::Keyed(_)
-        | HostMemory::KeyedList(_) => 0,
+/// The identifier of the command whose data is there, if NVMe/TCP moves it.
+fn cid_of(host: &HostMemory) -> Option<u16> {
+    match host.place {
+        Place::Transport { cid, .. } => Some(cid),
+        Place::None | Place::InCapsule { .. } | Place::Keyed(_) | Place::KeyedList(_) => None,
     }
 }

@@ -1,17 +1,30 @@
-//! Where the data of a command is, checked: the SGL of the command against what the command needs
-//! and what a controller of its transport with this Identify data accepts.
+//! Where the data of a command is, by its SGL, over NVMe/RDMA.
+//!
+//! Source: NVMe over RDMA Transport 1.1, section 3.2.1; NVMe Base 2.1, section 4.3.2.
 
 use core::ops::Range;
 
-use capstan_nvme_proto::error::{CommandError, ErrorLocation};
-use capstan_nvme_proto::sgl::{Sgl, SglBase, segment_descriptors};
-use capstan_nvme_proto::sqe::Sqe;
-use capstan_nvme_proto::status::Status;
-use capstan_nvme_proto::tcp::command::CommandData;
-use capstan_nvme_proto::transfer::DataTransfer;
+use crate::error::{CommandError, ErrorLocation};
+use crate::identify::SglSupport;
+use crate::sgl::{Sgl, SglBase, segment_descriptors};
+use crate::sqe::Sqe;
+use crate::status::Status;
+use crate::transfer::{DataSupport, DataTransfer};
 
-use crate::bounds::SGL_DESCRIPTORS_MAX;
-use crate::config::Transport;
+/// Descriptors of an in-capsule Last Segment: MSDBD.
+pub const SGL_DESCRIPTORS_MAX: u8 = 16;
+
+/// What a controller that takes commands by these rules says of them.
+pub const SUPPORT: DataSupport = DataSupport {
+    sgls: SglSupport::SUPPORTED
+        .union(SglSupport::OVERSIZED)
+        .union(SglSupport::OFFSET)
+        .union(SglSupport::KEYED),
+    descriptors_max: SGL_DESCRIPTORS_MAX,
+    in_capsule_bytes: 8192,
+    in_capsule_offset_16bytes: 0,
+};
+const _: () = assert!(SGL_DESCRIPTORS_MAX as u32 * 16 <= SUPPORT.in_capsule_bytes);
 
 /// What followed the SQE in a command capsule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,52 +41,23 @@ impl CapsuleData<'_> {
     fn len(self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
-            Self::InPlace(length_bytes) => to_usize(length_bytes),
+            Self::InPlace(length_bytes) => usize::try_from(length_bytes).unwrap_or(usize::MAX),
         }
     }
 }
 
 /// Where the data of a command is, and how many bytes of it to move: exactly as many as the
 /// command needs, even when the host's buffers are larger.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Transfer {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CommandData<'a> {
     /// The command has no data.
     None,
-    /// Host to controller only: the data came in the command capsule.
-    InCapsule(InCapsule),
+    /// Host to controller only: in the command capsule, at this place of the data there.
+    InCapsule(Range<usize>),
     /// One buffer in host memory.
     Keyed(KeyedBuffer),
     /// Several buffers in host memory, listed in the command capsule.
-    KeyedList(KeyedList),
-    /// NVMe/TCP moves it, by the command's identifier.
-    Transport(TransportData),
-}
-
-/// Data that NVMe/TCP moves with H2CData or C2HData.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TransportData {
-    /// Command Identifier.
-    pub cid: u16,
-    /// Bytes to move.
-    pub length_bytes: u32,
-}
-
-/// Data inside the command capsule.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct InCapsule {
-    /// Offset from the start of the in-capsule data (from byte 64 of the capsule).
-    pub offset_bytes: u32,
-    /// Length.
-    pub length_bytes: u32,
-}
-
-impl InCapsule {
-    /// The range in the in-capsule data.
-    #[must_use]
-    pub fn range(&self) -> Range<usize> {
-        let start = to_usize(self.offset_bytes);
-        start..start.saturating_add(to_usize(self.length_bytes))
-    }
+    KeyedList(KeyedList<'a>),
 }
 
 /// A buffer in host memory that RDMA reaches with `rkey`.
@@ -91,29 +75,20 @@ pub struct KeyedBuffer {
 
 /// Buffers in host memory, described by an SGL Last Segment inside the command capsule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KeyedList {
-    /// Offset of the first descriptor from the start of the in-capsule data.
-    pub offset_bytes: u32,
-    /// Descriptors, 1 to [`SGL_DESCRIPTORS_MAX`].
-    pub descriptors: u8,
+pub struct KeyedList<'a> {
+    /// The descriptors, 1 to [`SGL_DESCRIPTORS_MAX`].
+    segment: &'a [u8],
     /// Bytes to move, over all descriptors.
-    pub length_bytes: u32,
+    length_bytes: u32,
     /// The key to invalidate with the response: a response can invalidate one, so it is that of
     /// the last descriptor which asks for it.
-    pub invalidate: Option<u32>,
+    invalidate: Option<u32>,
 }
 
-impl KeyedList {
-    /// The buffers, in order, cut so that they add up to `length_bytes`. `capsule_data` is the
-    /// in-capsule data the command was accepted with; other bytes give no or other buffers, but
-    /// never more bytes in sum.
-    pub fn buffers(&self, capsule_data: &[u8]) -> impl Iterator<Item = KeyedBuffer> {
-        let start = to_usize(self.offset_bytes);
-        let segment_bytes = usize::from(self.descriptors).saturating_mul(16);
-        let segment = capsule_data
-            .get(start..start.saturating_add(segment_bytes))
-            .unwrap_or_default();
-        let descriptors = segment_descriptors(segment, SGL_DESCRIPTORS_MAX.into()).ok();
+impl<'a> KeyedList<'a> {
+    /// The buffers, in order, cut so that they add up to what the command needs; none is empty.
+    pub fn buffers(&self) -> impl Iterator<Item = KeyedBuffer> + use<'a> {
+        let descriptors = segment_descriptors(self.segment, SGL_DESCRIPTORS_MAX.into()).ok();
         let mut left_bytes = self.length_bytes;
         descriptors
             .into_iter()
@@ -127,56 +102,49 @@ impl KeyedList {
     }
 }
 
-impl Transfer {
+impl<'a> CommandData<'a> {
     /// Bytes of data to move.
     #[must_use]
-    pub const fn length_bytes(&self) -> u32 {
+    pub fn length_bytes(&self) -> u32 {
         match self {
             Self::None => 0,
-            Self::InCapsule(data) => data.length_bytes,
+            Self::InCapsule(range) => u32::try_from(range.len()).unwrap_or(u32::MAX),
             Self::Keyed(buffer) => buffer.length_bytes,
             Self::KeyedList(list) => list.length_bytes,
-            Self::Transport(data) => data.length_bytes,
         }
     }
 
     /// The key the host wants invalidated by the response.
     #[must_use]
-    pub const fn rkey_to_invalidate(&self) -> Option<u32> {
+    #[inline]
+    pub fn rkey_to_invalidate(&self) -> Option<u32> {
         match self {
-            Self::None | Self::InCapsule(_) | Self::Transport(_) => None,
-            Self::Keyed(buffer) => {
-                if buffer.invalidate {
-                    Some(buffer.rkey)
-                } else {
-                    None
-                }
-            }
+            Self::None | Self::InCapsule(_) => None,
+            Self::Keyed(buffer) => buffer.invalidate.then_some(buffer.rkey),
             Self::KeyedList(list) => list.invalidate,
         }
     }
 
-    /// Checks the SGL of `sqe` for a command that needs `data`; the capsule came by `transport` and
-    /// carried `capsule_data` after the SQE.
+    /// Of the command `sqe`, which needs `transfer` and whose capsule carried `capsule_data` after
+    /// the SQE. A longer SGL than needed is allowed.
     ///
-    /// NVMe Base 2.1, section 4.3.2; NVMe/RDMA Transport 1.1, section 3.2.1.
-    pub(crate) fn resolve(
-        transport: Transport,
+    /// # Errors
+    /// SGL Descriptor Type Invalid for anything but a Keyed SGL Data Block, a Last Segment of them
+    /// in the capsule or, for data from the host, an SGL Data Block with an offset; Data SGL Length
+    /// Invalid where the SGL has fewer bytes than the command needs; SGL Offset Invalid, Invalid
+    /// SGL Segment Descriptor and Invalid Number of SGL Descriptors for data and lists that the
+    /// capsule does not have.
+    #[inline]
+    pub fn of(
+        transfer: DataTransfer,
         sqe: &Sqe,
-        data: DataTransfer,
-        capsule_data: CapsuleData<'_>,
+        capsule_data: CapsuleData<'a>,
     ) -> Result<Self, CommandError> {
-        let (needed_bytes, from_host) = match data {
-            DataTransfer::None => return Ok(Self::None),
-            DataTransfer::HostToController { bytes } => (bytes, true),
-            DataTransfer::ControllerToHost { bytes } => (bytes, false),
-        };
+        let needed_bytes = transfer.bytes();
         if needed_bytes == 0 {
             return Ok(Self::None);
         }
-        if transport == Transport::Tcp {
-            return Self::by_tcp(sqe, data, capsule_data);
-        }
+        let from_host = matches!(transfer, DataTransfer::HostToController { .. });
         let needed_bytes = u32::try_from(needed_bytes).map_err(|_| too_long(needed_bytes))?;
         let sgl = sqe.sgl()?;
         match sgl {
@@ -188,12 +156,10 @@ impl Transfer {
                 }
             }
             Sgl::InCapsule { length_bytes, .. } if from_host => {
-                let range = sgl.capsule_range(capsule_data.len())?;
+                let Range { start, .. } = sgl.capsule_range(capsule_data.len())?;
                 require_length(u64::from(length_bytes), needed_bytes)?;
-                Ok(Self::InCapsule(InCapsule {
-                    offset_bytes: to_u32(range.start),
-                    length_bytes: needed_bytes,
-                }))
+                let needed_bytes = usize::try_from(needed_bytes).unwrap_or(usize::MAX);
+                Ok(Self::InCapsule(start..start.saturating_add(needed_bytes)))
             }
             Sgl::Segment {
                 base: SglBase::CapsuleOffset(_),
@@ -211,32 +177,10 @@ impl Transfer {
         }
     }
 
-    /// NVMe over TCP Transport 1.1 (SGL Descriptors).
-    fn by_tcp(
-        sqe: &Sqe,
-        data: DataTransfer,
-        capsule_data: CapsuleData<'_>,
-    ) -> Result<Self, CommandError> {
-        let capsule_bytes = to_u32(capsule_data.len());
-        Ok(match CommandData::of(data, &sqe.sgl()?, capsule_bytes)? {
-            CommandData::None => Self::None,
-            CommandData::InCapsule(range) => Self::InCapsule(InCapsule {
-                offset_bytes: to_u32(range.start),
-                length_bytes: to_u32(range.len()),
-            }),
-            CommandData::Transport { length_bytes } => Self::Transport(TransportData {
-                cid: sqe.cid.get(),
-                length_bytes,
-            }),
-        })
-    }
-
-    fn list(sgl: &Sgl, needed_bytes: u32, capsule_data: &[u8]) -> Result<Self, CommandError> {
+    fn list(sgl: &Sgl, needed_bytes: u32, capsule_data: &'a [u8]) -> Result<Self, CommandError> {
         let range = sgl.capsule_range(capsule_data.len())?;
-        let offset_bytes = to_u32(range.start);
         let segment = capsule_data.get(range).unwrap_or_default();
         let descriptors = segment_descriptors(segment, SGL_DESCRIPTORS_MAX.into())?;
-        let count = u8::try_from(descriptors.len()).unwrap_or(SGL_DESCRIPTORS_MAX);
         let mut available_bytes: u64 = 0;
         let mut invalidate = None;
         for descriptor in descriptors {
@@ -262,8 +206,7 @@ impl Transfer {
         }
         require_length(available_bytes, needed_bytes)?;
         Ok(Self::KeyedList(KeyedList {
-            offset_bytes,
-            descriptors: count,
+            segment,
             length_bytes: needed_bytes,
             invalidate,
         }))
@@ -329,20 +272,11 @@ fn type_invalid(sqe: &Sqe) -> CommandError {
     }
 }
 
-fn to_usize(bytes: u32) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-/// Offsets in a capsule are below 2^32 because receive buffers are.
-fn to_u32(offset: usize) -> u32 {
-    u32::try_from(offset).unwrap_or(u32::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
     use super::*;
-    use capstan_nvme_proto::opcode::IoOpcode;
+    use crate::opcode::IoOpcode;
     use std::vec::Vec;
     use zerocopy::IntoBytes;
 
@@ -365,35 +299,25 @@ mod tests {
     }
 
     fn status(sgl: Sgl, data: DataTransfer, capsule_data: &[u8]) -> Status {
-        Transfer::resolve(
-            Transport::Rdma,
-            &sqe(sgl),
-            data,
-            CapsuleData::Bytes(capsule_data),
-        )
-        .unwrap_err()
-        .status
+        CommandData::of(data, &sqe(sgl), CapsuleData::Bytes(capsule_data))
+            .unwrap_err()
+            .status
     }
 
     #[test]
     fn a_keyed_buffer_is_cut_to_what_the_command_needs() {
-        let transfer = Transfer::resolve(
-            Transport::Rdma,
-            &sqe(keyed_sgl(8192, 9, true)),
-            PUSH,
-            CapsuleData::Bytes(&[]),
-        )
-        .unwrap();
+        let sgl = keyed_sgl(8192, 9, true);
+        let data = CommandData::of(PUSH, &sqe(sgl), CapsuleData::Bytes(&[])).unwrap();
         assert_eq!(
-            transfer,
-            Transfer::Keyed(KeyedBuffer {
+            data,
+            CommandData::Keyed(KeyedBuffer {
                 address: 0x1000,
                 rkey: 9,
                 length_bytes: 4096,
                 invalidate: true
             })
         );
-        assert_eq!(transfer.rkey_to_invalidate(), Some(9));
+        assert_eq!(data.rkey_to_invalidate(), Some(9));
         assert_eq!(
             status(keyed_sgl(4095, 9, true), PUSH, &[]),
             Status::DATA_SGL_LENGTH_INVALID.dnr()
@@ -408,14 +332,9 @@ mod tests {
         };
         let data = [0; 4100];
         for data in [CapsuleData::Bytes(&data), CapsuleData::InPlace(4100)] {
-            let transfer =
-                Transfer::resolve(Transport::Rdma, &sqe(inline(4, 4096)), PULL, data).unwrap();
             assert_eq!(
-                transfer,
-                Transfer::InCapsule(InCapsule {
-                    offset_bytes: 4,
-                    length_bytes: 4096
-                })
+                CommandData::of(PULL, &sqe(inline(4, 4096)), data),
+                Ok(CommandData::InCapsule(4..4 + 4096))
             );
         }
         let cases = [
@@ -462,9 +381,7 @@ mod tests {
     fn no_list_is_read_from_data_that_stays_in_place() {
         let (sgl, capsule) = list(&[keyed_sgl(4096, 1, false)]);
         let len = u32::try_from(capsule.len()).unwrap();
-        let refused =
-            Transfer::resolve(Transport::Rdma, &sqe(sgl), PULL, CapsuleData::InPlace(len))
-                .unwrap_err();
+        let refused = CommandData::of(PULL, &sqe(sgl), CapsuleData::InPlace(len)).unwrap_err();
         let expected = Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr();
         assert_eq!(refused.status, expected);
     }
@@ -491,24 +408,17 @@ mod tests {
             keyed_sgl(8000, 4, false),
             keyed_sgl(8000, 5, false),
         ]);
-        let transfer = Transfer::resolve(
-            Transport::Rdma,
-            &sqe(sgl),
-            PUSH,
-            CapsuleData::Bytes(&capsule),
-        )
-        .unwrap();
-        assert_eq!(transfer.rkey_to_invalidate(), Some(3));
-        assert_eq!(transfer.length_bytes(), 4096);
-        let Transfer::KeyedList(list) = transfer else {
-            panic!("{transfer:?}");
+        let data = CommandData::of(PUSH, &sqe(sgl), CapsuleData::Bytes(&capsule)).unwrap();
+        assert_eq!(data.rkey_to_invalidate(), Some(3));
+        assert_eq!(data.length_bytes(), 4096);
+        let CommandData::KeyedList(list) = data else {
+            panic!("{data:?}");
         };
         let moved: Vec<_> = list
-            .buffers(&capsule)
+            .buffers()
             .map(|buffer| (buffer.rkey, buffer.length_bytes))
             .collect();
         assert_eq!(moved, [(1, 1000), (3, 3000), (4, 96)]);
-        assert_eq!(list.buffers(&[]).count(), 0);
     }
 
     #[test]
@@ -536,8 +446,8 @@ mod tests {
             DataTransfer::HostToController { bytes: 0 },
         ] {
             assert_eq!(
-                Transfer::resolve(Transport::Rdma, &sqe(bucket), data, CapsuleData::Bytes(&[])),
-                Ok(Transfer::None)
+                CommandData::of(data, &sqe(bucket), CapsuleData::Bytes(&[])),
+                Ok(CommandData::None)
             );
         }
     }
