@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use capstan_initiator::host::{
+use capstan_initiator::internals::host::{
     Action, CommandData, Discovery, Host, HostConfig, SlotIndex, Status as HostStatus,
 };
 use capstan_initiator::{ReplayWrites, Transport};

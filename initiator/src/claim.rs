@@ -37,7 +37,7 @@ mod name;
 use name::{Name, Named};
 
 /// Names the folder of the claims.
-pub const FOLDER_VARIABLE: &str = "CAPSTAN_CLAIM_DIR";
+pub(crate) const FOLDER_VARIABLE: &str = "CAPSTAN_CLAIM_DIR";
 /// Folders where every user may make files and nobody may remove another's. The first is the usual
 /// one; some systems leave it to root.
 const FOLDERS: [&str; 2] = ["/run/lock", "/dev/shm"];

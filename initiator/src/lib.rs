@@ -7,7 +7,7 @@
 //!   allocation per I/O.
 //! * [`FrontEnd`]: turns requests of other software (FUSE, NBD, ublk) into I/O on the driver's
 //!   thread.
-//! * [`host`]: the state machine of an association, without I/O.
+//! * `host`: the state machine of an association, without I/O.
 //! * `driver`: runs it over the queues of a wire.
 //!
 //! # Example
@@ -67,7 +67,7 @@
 
 pub mod address;
 pub mod allocation;
-pub mod claim;
+mod claim;
 mod controller;
 mod direct;
 mod driver;
@@ -75,8 +75,8 @@ mod driver_thread;
 pub mod error;
 mod front_end;
 pub mod front_ends;
-pub mod health;
-pub mod host;
+mod health;
+mod host;
 pub mod identity;
 mod ladder;
 mod limits;
@@ -86,10 +86,10 @@ mod provider;
 mod race;
 #[cfg(test)]
 mod scripted;
-pub mod shortage;
-pub mod variables;
+mod shortage;
+mod variables;
 mod volume;
-pub mod words;
+mod words;
 
 pub use capstan_nvme_proto::nqn::{HostId, Nqn};
 pub use capstan_rdma::Preference;
@@ -100,6 +100,87 @@ pub use direct::DirectQueue;
 pub use driver::{Completion, Io, Op, Refused, SubmitError};
 pub use error::{CommandError, ConnectError, IoError, Losses, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
+pub use host::{
+    CommandData, CommandReply, ControllerInfo, Counters, Discovery, DiscoveryError, Held,
+    NamespaceInfo, QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, Status, Unusable,
+};
 pub use ladder::Taken;
 pub use options::{Options, ReplayWrites, Transport};
 pub use volume::{BlockingVolume, Volume};
+
+/// What `capstan`, the tests and the fuzz targets have of this crate beside its interface. It
+/// changes without notice.
+#[doc(hidden)]
+pub mod internals {
+    pub mod claim {
+        pub use crate::claim::{Claim, Holder, Sharing};
+    }
+    pub mod disk {
+        pub mod clearing {
+            pub use crate::front_ends::disk::clearing::{
+                Cleared, clear_loop, clear_loop_later, is_its_disk,
+            };
+        }
+        pub mod control {
+            pub use crate::front_ends::disk::control::{
+                Answer, PATIENCE, Request, State, ask, ask_within,
+            };
+        }
+        pub mod kept {
+            pub use crate::front_ends::disk::kept::{keep, losses, path};
+        }
+        pub mod loop_device {
+            pub use crate::front_ends::disk::loop_device::{
+                LoopDevice, device_numbers, holders, is_configured,
+            };
+        }
+        pub mod loop_process {
+            pub use crate::front_ends::disk::loop_process::{
+                LoopRequest, look, run, set_autoclear,
+            };
+        }
+        pub mod mounts {
+            pub use crate::front_ends::disk::mounts::{
+                InTheWay, Mount, in_the_way, mount_at, mounts_elsewhere, mounts_of, resolved,
+                seen_at,
+            };
+        }
+        pub mod process {
+            pub use crate::front_ends::disk::process::unblock_signals;
+        }
+        pub mod record {
+            pub use crate::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
+        }
+        pub mod serve {
+            pub use crate::front_ends::disk::serve::{DiskOptions, serve};
+        }
+        pub mod serving {
+            pub use crate::front_ends::disk::serving::{COMMAND, EndError, FOLDER_OPTION};
+        }
+        pub mod users {
+            pub use crate::front_ends::disk::users::{
+                open_in, swap_on, users_of, users_of_unmounted,
+            };
+        }
+        pub mod uses {
+            pub use crate::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
+        }
+    }
+    pub mod health {
+        pub use crate::health::{Medium, warning_words};
+    }
+    pub mod host {
+        pub use crate::host::{
+            Action, CommandData, Discovery, Host, HostConfig, SlotIndex, Status,
+        };
+    }
+    pub mod shortage {
+        pub use crate::shortage::shortage;
+    }
+    pub mod variables {
+        pub use crate::variables::check;
+    }
+    pub mod words {
+        pub use crate::words::{Count, Word, word_of};
+    }
+}

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_initiator::front_ends::disk::loop_device::LoopDevice;
+use capstan_initiator::internals::disk::loop_device::LoopDevice;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

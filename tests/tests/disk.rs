@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_initiator::front_ends::disk::loop_device::LoopDevice;
+use capstan_initiator::internals::disk::loop_device::LoopDevice;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };

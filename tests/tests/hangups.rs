@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use capstan_initiator::front_ends::disk::mounts::mount_at;
+use capstan_initiator::internals::disk::mounts::mount_at;
 use capstan_tests::disks::ext4_image;
 use capstan_tests::program::{
     CLAIMS, Daemon, Machine, complaint, has_disks, own_address, program, signal, told, utf8,

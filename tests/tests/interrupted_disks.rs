@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_initiator::front_ends::disk::mounts::mount_at;
+use capstan_initiator::internals::disk::mounts::mount_at;
 use capstan_tests::disks::{ext4_image, lost_log};
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,

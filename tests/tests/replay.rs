@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_initiator::host::Status;
+use capstan_initiator::Status;
 use capstan_initiator::options::{ReplayWrites, Transport};
 use capstan_initiator::{BlockingVolume, Controller, Options, Preference};
 use capstan_storage::Gate;

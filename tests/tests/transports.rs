@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use capstan_initiator::host::Status;
+use capstan_initiator::Status;
 use capstan_initiator::{Controller, Transport};
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::identify::{Cns, IdentifyController, SglSupport};
@@ -250,7 +250,7 @@ fn library_target(at: SocketAddr, transports: &str) -> TestTarget {
 fn is_over_tcp(controller: &Controller) -> bool {
     let identify = AdminCommand::Identify(Identify::new(Cns::CONTROLLER, 0));
     let sqe = identify.encode(0, Sgl::EMPTY);
-    let data = capstan_initiator::host::CommandData::FromController(4096);
+    let data = capstan_initiator::CommandData::FromController(4096);
     let reply = controller.admin_blocking(sqe, data).expect("Identify");
     let data = IdentifyController::from_data(&reply.data).expect("4096 bytes");
     SglSupport::from_bits_retain(data.sgls.get()).contains(SglSupport::TRANSPORT)

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use capstan_initiator::front_ends::disk::mounts::mount_at;
+use capstan_initiator::internals::disk::mounts::mount_at;
 use capstan_tests::disks::{in_own_mounts, lost_log};
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, shell, signal, told, tool, utf8,

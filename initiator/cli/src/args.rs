@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use capstan_initiator::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
 use capstan_initiator::identity::{Identity, IdentityError};
 use capstan_initiator::options::NR_IO_QUEUES_MAX;
 use capstan_initiator::{DirectQueue, Options, Preference, ReplayWrites, Taken};
+use capstan_initiator::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
 use clap::builder::ArgPredicate;

@@ -1,9 +1,9 @@
 //! What commands that write have in common: one of them at a time on this machine.
 
 use anyhow::{Context, Result};
+use capstan_initiator::NamespaceInfo;
 use capstan_initiator::Options;
-use capstan_initiator::claim::{Claim, Holder, Sharing};
-use capstan_initiator::host::NamespaceInfo;
+use capstan_initiator::internals::claim::{Claim, Holder, Sharing};
 use clap::Args;
 
 /// Who else may write.

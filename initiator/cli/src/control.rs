@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
+use capstan_initiator::internals::disk::control::{Answer, Request, State, ask};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir};
 use clap::Args;
 
 use super::disk::find_device;

@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use capstan_initiator::front_ends::disk::control::{self, Answer, Request, ask};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
-use capstan_initiator::front_ends::disk::uses::claimed;
+use capstan_initiator::internals::disk::control::{self, Answer, Request, ask};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir};
+use capstan_initiator::internals::disk::uses::claimed;
 
 use super::disk::{EXIT_PATIENCE, kept_by};
 use super::force::TELL_AFTER;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use capstan_initiator::front_ends::disk::clearing::is_its_disk;
-use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask_within};
-use capstan_initiator::front_ends::disk::kept;
-use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::users::{open_in, users_of_unmounted};
-use capstan_initiator::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
-use capstan_initiator::words::word_of;
+use capstan_initiator::internals::disk::clearing::is_its_disk;
+use capstan_initiator::internals::disk::control::{Answer, Request, State, ask_within};
+use capstan_initiator::internals::disk::kept;
+use capstan_initiator::internals::disk::mounts::{Mount, mount_at, resolved};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::internals::disk::users::{open_in, users_of_unmounted};
+use capstan_initiator::internals::disk::uses::{Use, claimed, claimed_behind_unmount};
+use capstan_initiator::internals::words::word_of;
 use clap::Args;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! `capstan get-feature`.
 
 use anyhow::{Context, Result};
-use capstan_initiator::host::CommandData;
+use capstan_initiator::CommandData;
 use capstan_nvme_proto::command::{AdminCommand, GetFeatures};
 use capstan_nvme_proto::features::{
     AsyncEventConfiguration, FeatureId, FeatureSelect, NumberOfQueues,

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail};
 use capstan_initiator::error::Losses;
-use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
-use capstan_initiator::front_ends::disk::kept;
-use capstan_initiator::front_ends::disk::mounts::{Mount, in_the_way, mount_at, mounts_of};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
-use capstan_initiator::front_ends::disk::users::users_of;
-use capstan_initiator::front_ends::disk::uses::Use;
-use capstan_initiator::words::word_of;
+use capstan_initiator::internals::disk::control::{Answer, Request, State, ask};
+use capstan_initiator::internals::disk::kept;
+use capstan_initiator::internals::disk::mounts::{Mount, in_the_way, mount_at, mounts_of};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir};
+use capstan_initiator::internals::disk::users::users_of;
+use capstan_initiator::internals::disk::uses::Use;
+use capstan_initiator::internals::words::word_of;
 use capstan_reactor::Asked;
 use nix::mount::{MntFlags, umount2};
 

@@ -1,8 +1,8 @@
 //! `capstan id-ctrl`, `id-ns` and `list-ns`.
 
 use anyhow::{Context, Error, Result, anyhow, bail};
+use capstan_initiator::CommandData;
 use capstan_initiator::DirectQueue;
-use capstan_initiator::host::CommandData;
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::identify::{
     CapstanBlock, CapstanCapabilities, Cns, IdentifyController, IdentifyNamespace,

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use capstan_initiator::host::NamespaceInfo;
-use capstan_initiator::words::Count;
+use capstan_initiator::NamespaceInfo;
+use capstan_initiator::internals::words::Count;
 use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
 use capstan_memory::Buffer;
 use clap::Args;

@@ -7,15 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow};
-use capstan_initiator::front_ends::disk::clearing::{Cleared, clear_loop, clear_loop_later};
-use capstan_initiator::front_ends::disk::loop_device::is_configured;
-use capstan_initiator::front_ends::disk::loop_process::look;
-use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::serving::EndError;
-use capstan_initiator::front_ends::disk::users::open_in;
-use capstan_initiator::front_ends::disk::uses::claimed;
-use capstan_initiator::words::word_of;
+use capstan_initiator::internals::disk::clearing::{Cleared, clear_loop, clear_loop_later};
+use capstan_initiator::internals::disk::loop_device::is_configured;
+use capstan_initiator::internals::disk::loop_process::look;
+use capstan_initiator::internals::disk::mounts::{Mount, mounts_of};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::internals::disk::serving::EndError;
+use capstan_initiator::internals::disk::users::open_in;
+use capstan_initiator::internals::disk::uses::claimed;
+use capstan_initiator::internals::words::word_of;
 use nix::mount::{MntFlags, umount2};
 
 use super::force::TELL_AFTER;

@@ -1,9 +1,9 @@
 //! `capstan smart-log`, `error-log` and `effects-log`.
 
 use anyhow::{Context, Result, bail};
+use capstan_initiator::CommandData;
 use capstan_initiator::DirectQueue;
-use capstan_initiator::health::warning_words;
-use capstan_initiator::host::CommandData;
+use capstan_initiator::internals::health::warning_words;
 use capstan_nvme_proto::command::{AdminCommand, GetLogPage};
 use capstan_nvme_proto::error::ErrorLocation;
 use capstan_nvme_proto::log::{

@@ -41,7 +41,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use args::OutputFormat;
-use capstan_initiator::variables;
+use capstan_initiator::internals::variables;
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;

@@ -5,16 +5,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use capstan_initiator::front_ends::disk::clearing::is_its_disk;
-use capstan_initiator::front_ends::disk::loop_device::{device_numbers, holders, is_configured};
-use capstan_initiator::front_ends::disk::loop_process::{look, set_autoclear};
-use capstan_initiator::front_ends::disk::mounts::{
-    Mount as Mounted, mount_at, mounts_of, resolved,
-};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
-use capstan_initiator::front_ends::disk::users::{swap_on, users_of_unmounted};
-use capstan_initiator::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
-use capstan_initiator::words::word_of;
+use capstan_initiator::internals::disk::clearing::is_its_disk;
+use capstan_initiator::internals::disk::loop_device::{device_numbers, holders, is_configured};
+use capstan_initiator::internals::disk::loop_process::{look, set_autoclear};
+use capstan_initiator::internals::disk::mounts::{Mount as Mounted, mount_at, mounts_of, resolved};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir};
+use capstan_initiator::internals::disk::users::{swap_on, users_of_unmounted};
+use capstan_initiator::internals::disk::uses::{Use, claimed, claimed_behind_unmount};
+use capstan_initiator::internals::words::word_of;
 use capstan_nvme_proto::text::Shown;
 use clap::Args;
 use serde_json::json;

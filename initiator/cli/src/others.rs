@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::front_ends::disk::mounts::{InTheWay, Mount, in_the_way, resolved, seen_at};
-use capstan_initiator::front_ends::disk::record::Record;
-use capstan_initiator::words::word_of;
+use capstan_initiator::internals::disk::mounts::{InTheWay, Mount, in_the_way, resolved, seen_at};
+use capstan_initiator::internals::disk::record::Record;
+use capstan_initiator::internals::words::word_of;
 
 use super::output;
 use super::tool::run;

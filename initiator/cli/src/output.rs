@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use capstan_doctor::Machine;
 use capstan_doctor::room::{HOST_THREADS, no_thread};
 use capstan_initiator::ConnectError;
-use capstan_initiator::shortage::shortage;
+use capstan_initiator::internals::shortage::shortage;
 use capstan_nvme_proto::text::Shown;
 use comfy_table::Table;
 use nix::errno::Errno;

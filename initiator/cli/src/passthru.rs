@@ -4,8 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::host::{CommandData, CommandReply, NamespaceInfo};
 use capstan_initiator::options::TRANSFER_BYTES_MAX;
+use capstan_initiator::{CommandData, CommandReply, NamespaceInfo};
 use capstan_initiator::{CommandError, DirectQueue};
 use capstan_nvme_proto::opcode::{AdminOpcode, DataDirection, IoOpcode};
 use capstan_nvme_proto::sqe::Sqe;

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use capstan_initiator::Status;
 use capstan_initiator::front_ends::Geometry;
-use capstan_initiator::front_ends::disk::loop_process::{self, LoopRequest};
-use capstan_initiator::front_ends::disk::record::VolumeDir;
-use capstan_initiator::front_ends::disk::serve::{self, DiskOptions};
 use capstan_initiator::front_ends::nbd::{self, NbdFrontEnd, NbdSocket, STRING_BYTES_MAX};
-use capstan_initiator::host::Status;
+use capstan_initiator::internals::disk::loop_process::{self, LoopRequest};
+use capstan_initiator::internals::disk::record::VolumeDir;
+use capstan_initiator::internals::disk::serve::{self, DiskOptions};
 use capstan_initiator::{Controller, allocation};
 use clap::Args;
 use nix::unistd::{dup2_stdout, setsid};

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail};
-use capstan_initiator::front_ends::disk::process::unblock_signals;
-use capstan_initiator::words::Word;
+use capstan_initiator::internals::disk::process::unblock_signals;
+use capstan_initiator::internals::words::Word;
 
 use super::interrupt::{Interrupted, Interrupts, wait_for};
 use super::output;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_elsewhere, mounts_of};
-use capstan_initiator::front_ends::disk::record::Record;
+use capstan_initiator::internals::disk::mounts::{Mount, mounts_elsewhere, mounts_of};
+use capstan_initiator::internals::disk::record::Record;
 
 use super::force;
 use super::interrupt::{Work, wait_for};

@@ -9,9 +9,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::serving::{COMMAND, FOLDER_OPTION};
-use capstan_initiator::words::Word;
+use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::internals::disk::serving::{COMMAND, FOLDER_OPTION};
+use capstan_initiator::internals::words::Word;
 use capstan_initiator::{Options, Taken};
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Error;
 use capstan_initiator::error::IoError;
-use capstan_initiator::front_ends::disk::control::{Answer, Request, ask_within};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
-use capstan_initiator::health::Medium;
+use capstan_initiator::internals::disk::control::{Answer, Request, ask_within};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir};
+use capstan_initiator::internals::health::Medium;
 use capstan_initiator::{DirectQueue, Options};
 use capstan_nvme_proto::log::{CriticalWarning, HealthLog, LogPageId};
 

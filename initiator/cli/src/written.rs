@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
-use capstan_initiator::words::Count;
+use capstan_initiator::internals::words::Count;
 use capstan_initiator::{DirectQueue, IoError};
 
 /// What is known of it while I/Os are in progress, in bytes of the input.

@@ -32,10 +32,12 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub use action::{Action, CommandData, CommandReply, Event, Status, Step};
+pub(crate) use action::Event;
+pub use action::{Action, CommandData, CommandReply, Status};
 pub(crate) use association::ADMIN_QUEUE_ENTRIES;
 pub use association::{Counters, Host, HostConfig};
 pub use discovery::{Discovery, DiscoveryError};
 pub use fencing::Held;
 pub use info::{ControllerInfo, NamespaceInfo, Unusable};
-pub use queue::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, ResponseError, SlotIndex, SubmissionQueue};
+pub(crate) use queue::SubmissionQueue;
+pub use queue::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, SlotIndex};

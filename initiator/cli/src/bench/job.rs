@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use capstan_initiator::claim::Claim;
-use capstan_initiator::host::NamespaceInfo;
+use capstan_initiator::NamespaceInfo;
+use capstan_initiator::internals::claim::Claim;
 use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
 use capstan_memory::Buffer;
 use capstan_reactor::Clock;

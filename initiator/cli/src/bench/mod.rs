@@ -21,7 +21,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use capstan_doctor::Machine;
 use capstan_doctor::room::{HOST_THREADS, no_thread};
 use capstan_initiator::Options;
-use capstan_initiator::words::Count;
+use capstan_initiator::internals::words::Count;
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};

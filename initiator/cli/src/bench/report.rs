@@ -1,7 +1,7 @@
 //! What was measured, for people and for programs.
 
 use anyhow::Result;
-use capstan_initiator::words::Count;
+use capstan_initiator::internals::words::Count;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 

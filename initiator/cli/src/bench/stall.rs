@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use capstan_initiator::host::Status;
+use capstan_initiator::Status;
 use capstan_initiator::{DirectQueue, Options};
 
 use super::super::output;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use capstan_doctor::Check;
-use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::words::{Word, word_of};
+use capstan_initiator::internals::disk::control::{Answer, Request, ask};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::internals::words::{Word, word_of};
 
 use super::super::disk::{ending, is_gone};
 use super::super::interrupt::within;

@@ -1,8 +1,8 @@
 //! Every RDMA opcode that reading and comparing use. Nothing is written.
 
 use capstan_doctor::Check;
+use capstan_initiator::NamespaceInfo;
 use capstan_initiator::error::IoError;
-use capstan_initiator::host::NamespaceInfo;
 use capstan_initiator::{DirectQueue, Io, Op, WindowsClosed};
 use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;

@@ -2,7 +2,7 @@
 
 use capstan_doctor::Check;
 use capstan_initiator::DirectQueue;
-use capstan_initiator::health::warning_words;
+use capstan_initiator::internals::health::warning_words;
 use capstan_nvme_proto::log::{CriticalWarning, HealthLog, LogPageId};
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use capstan_doctor::Check;
-use capstan_initiator::host::NamespaceInfo;
+use capstan_initiator::NamespaceInfo;
 
 use super::super::args::ConnectArgs;
 use super::super::bench::{Measured, random_reads, report};

@@ -83,7 +83,7 @@ impl State {
 
 /// The serving side.
 #[derive(Debug)]
-pub struct ControlSocket {
+pub(crate) struct ControlSocket {
     listener: UnixListener,
 }
 
@@ -92,7 +92,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// bind(2).
-    pub fn bind(path: &Path) -> io::Result<Self> {
+    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener })
@@ -100,7 +100,7 @@ impl ControlSocket {
 
     /// Takes one request; `None` when none has come, or it made no sense.
     #[must_use]
-    pub fn accept(&self) -> Option<(Request, Asker)> {
+    pub(crate) fn accept(&self) -> Option<(Request, Asker)> {
         let (stream, _) = self.listener.accept().ok()?;
         stream.set_nonblocking(false).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
@@ -120,11 +120,11 @@ impl AsFd for ControlSocket {
 
 /// Who asked.
 #[derive(Debug)]
-pub struct Asker(UnixStream);
+pub(crate) struct Asker(UnixStream);
 
 impl Asker {
     /// Answers. If nobody listens any more, nobody needs to know.
-    pub fn answer(self, answer: &Answer) {
+    pub(crate) fn answer(self, answer: &Answer) {
         let _ = send(&self.0, answer);
     }
 }

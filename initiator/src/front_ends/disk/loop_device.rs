@@ -333,7 +333,7 @@ pub fn is_configured(path: &Path) -> bool {
 
 /// Whether its file is called `name`, as far as that can be told without opening it.
 #[must_use]
-pub fn has_file(path: &Path, name: &str) -> bool {
+pub(crate) fn has_file(path: &Path, name: &str) -> bool {
     let device = path.file_name().unwrap_or_default();
     let file = Path::new("/sys/block")
         .join(device)

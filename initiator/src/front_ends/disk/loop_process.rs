@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 use super::loop_device::{LoopDevice, LoopError, LoopOptions};
 
 /// The command of such a process; its only argument is a [`LoopRequest`] in JSON.
-pub const COMMAND: &str = "loop-device";
+pub(crate) const COMMAND: &str = "loop-device";
 /// How long the kernel may take for what needs no I/O of the device. Longer, and its target does
 /// not answer.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a process does with a loop device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub enum LoopRequest {
 /// What becomes of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LoopAnswer {
+pub(crate) enum LoopAnswer {
     /// This device is configured next.
     Chosen(PathBuf),
     /// It is what was asked for.
@@ -147,7 +147,7 @@ impl LoopRequest {
 ///
 /// # Errors
 /// [`LoopProcessError`].
-pub fn ask(request: &LoopRequest) -> Result<LoopAnswer, LoopProcessError> {
+pub(crate) fn ask(request: &LoopRequest) -> Result<LoopAnswer, LoopProcessError> {
     let mut process = LoopProcess::start(request)?;
     let start = Instant::now();
     while !process.is_readable(PATIENCE.saturating_sub(start.elapsed())) {
@@ -186,7 +186,7 @@ pub fn set_autoclear(device: &Path) -> Result<(), LoopProcessError> {
 }
 
 /// A process at work.
-pub struct LoopProcess {
+pub(crate) struct LoopProcess {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
@@ -198,7 +198,7 @@ impl LoopProcess {
     ///
     /// # Errors
     /// [`LoopProcessError::Start`].
-    pub fn start(request: &LoopRequest) -> Result<Self, LoopProcessError> {
+    pub(crate) fn start(request: &LoopRequest) -> Result<Self, LoopProcessError> {
         let text = serde_json::to_string(request).map_err(io::Error::from);
         let text = text.map_err(LoopProcessError::Start)?;
         // This program, also when its file has been replaced.
@@ -221,7 +221,7 @@ impl LoopProcess {
 
     /// Readable when it answers or ends.
     #[must_use]
-    pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.stdout.get_ref().as_fd()
     }
 
@@ -239,7 +239,7 @@ impl LoopProcess {
     ///
     /// # Errors
     /// [`LoopProcessError`].
-    pub fn answer(&mut self) -> Result<LoopAnswer, LoopProcessError> {
+    pub(crate) fn answer(&mut self) -> Result<LoopAnswer, LoopProcessError> {
         let mut line = String::new();
         let read = self.stdout.read_line(&mut line);
         match read.map(|_| serde_json::from_str(&line)) {
@@ -259,14 +259,14 @@ impl LoopProcess {
     ///
     /// # Errors
     /// It has ended.
-    pub fn go_on(&mut self) -> io::Result<()> {
+    pub(crate) fn go_on(&mut self) -> io::Result<()> {
         self.stdin
             .as_mut()
             .map_or(Ok(()), |pipe| pipe.write_all(b"\n"))
     }
 
     /// Ends it, and waits for that; `false` when the kernel still keeps it after `patience`.
-    pub fn end(mut self, patience: Duration) -> bool {
+    pub(crate) fn end(mut self, patience: Duration) -> bool {
         drop(self.stdin.take());
         let start = Instant::now();
         let mut line = String::new();

@@ -1,18 +1,18 @@
 //! A volume as a disk of the machine: FUSE file, loop device, and a process that serves them.
 
-pub mod clearing;
-pub mod control;
+pub(crate) mod clearing;
+pub(crate) mod control;
 mod going;
 mod health;
-pub mod kept;
-pub mod loop_device;
-pub mod loop_process;
+pub(crate) mod kept;
+pub(crate) mod loop_device;
+pub(crate) mod loop_process;
 mod making;
-pub mod mounts;
-pub mod process;
-pub mod record;
-pub mod serve;
-pub mod serving;
+pub(crate) mod mounts;
+pub(crate) mod process;
+pub(crate) mod record;
+pub(crate) mod serve;
+pub(crate) mod serving;
 mod set_up;
-pub mod users;
-pub mod uses;
+pub(crate) mod users;
+pub(crate) mod uses;

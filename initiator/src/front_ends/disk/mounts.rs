@@ -44,7 +44,7 @@ pub struct Mount {
 ///
 /// # Errors
 /// `/proc` is not there.
-pub fn mounts() -> io::Result<Vec<Mount>> {
+pub(crate) fn mounts() -> io::Result<Vec<Mount>> {
     Ok(parse_all(&fs::read("/proc/self/mountinfo")?))
 }
 
@@ -194,7 +194,7 @@ impl Elsewhere {
 /// A mount on `disk` that this process does not see: one of a container, or of a service with
 /// mounts of its own.
 #[must_use]
-pub fn mount_elsewhere(disk: &Path) -> Option<Elsewhere> {
+pub(crate) fn mount_elsewhere(disk: &Path) -> Option<Elsewhere> {
     mounts_elsewhere(disk, 1).into_iter().next()
 }
 
@@ -223,13 +223,13 @@ pub fn mounts_elsewhere(disk: &Path, count: usize) -> Vec<Elsewhere> {
 
 /// An overlay that was mounted with a relative folder, and that folder: whose it is, only the one
 /// that mounted it knows.
-pub type OverlayOfRelative = (PathBuf, PathBuf);
+pub(crate) type OverlayOfRelative = (PathBuf, PathBuf);
 
 /// The overlays that may lie on what was mounted at `points`, as far as their folders' names say.
 ///
 /// # Errors
 /// `/proc` is not there.
-pub fn overlays_perhaps_on(points: &[PathBuf]) -> io::Result<Vec<OverlayOfRelative>> {
+pub(crate) fn overlays_perhaps_on(points: &[PathBuf]) -> io::Result<Vec<OverlayOfRelative>> {
     Ok(perhaps_on(mounts()?, points))
 }
 

@@ -19,9 +19,9 @@ use crate::variables;
 
 /// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit),
 /// which belongs to its user and goes when it stops.
-pub const RUN_DIR: &str = "/run/capstan-host";
+pub(crate) const RUN_DIR: &str = "/run/capstan-host";
 /// Names another folder.
-pub const RUN_DIR_VARIABLE: &str = "CAPSTAN_RUN_DIR";
+pub(crate) const RUN_DIR_VARIABLE: &str = "CAPSTAN_RUN_DIR";
 /// Volumes at once: an end to the search for a free number.
 const VOLUMES_MAX: u32 = 4096;
 /// Longest record, in bytes.
@@ -304,7 +304,7 @@ impl VolumeDir {
 
 /// A volume's folder, and what its record says: nothing yet while it is just being attached, or why
 /// it is not believed.
-pub type Found = (VolumeDir, Result<Option<Record>, RecordError>);
+pub(crate) type Found = (VolumeDir, Result<Option<Record>, RecordError>);
 
 /// The volumes in `run_dir`, by number, each by itself.
 ///
