@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use capstan_initiator::{Completion, DirectQueue, Io, Op, Options, Transport};
 use capstan_memory::Buffer;
 use capstan_nvme_proto::nqn::Nqn;
-use capstan_rdma::iwarp;
+use capstan_rdma::{ProviderKind, iwarp};
 use capstan_reactor::{SpinBudget, pin_to_core};
 use capstan_tests::host;
 use capstan_tests::program::{Daemon, own_address, signal};
@@ -39,10 +39,20 @@ impl Target {
 
     /// Run by `tool`: a command and its arguments that put themselves before a program.
     pub(crate) fn start_under(tool: &[&str], table: &str, backings: &[&str]) -> Result<Self> {
+        Self::start_with("iwarp", tool, table, backings)
+    }
+
+    /// The same, over a provider of RDMA.
+    pub(crate) fn start_with(
+        provider: &str,
+        tool: &[&str],
+        table: &str,
+        backings: &[&str],
+    ) -> Result<Self> {
         let address = own_address();
         let mut toml = format!(
             "[target]\n{table}\n[queues]\ndepth_max = 256\n\
-             [[listener]]\naddress = \"{}\"\nport = {}\nprovider = \"iwarp\"\n\
+             [[listener]]\naddress = \"{}\"\nport = {}\nprovider = \"{provider}\"\n\
              [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n",
             address.ip(),
             address.port(),
@@ -102,6 +112,8 @@ pub(crate) enum Link {
     SharedMemory,
     /// By NVMe/TCP instead of NVMe/RDMA, without digests.
     NvmeTcp,
+    /// Over a verbs device: the one in software that the two have loaded.
+    VerbsDevice,
 }
 
 /// One workload on one namespace: random addresses, always as many commands in progress.
@@ -346,6 +358,10 @@ fn connect(options: &Options, link: Link) -> Result<DirectQueue> {
             ..options.clone()
         };
         return Ok(DirectQueue::connect(&options)?);
+    }
+    if link == Link::VerbsDevice {
+        let manager = ProviderKind::Verbs.connection_manager()?;
+        return Ok(DirectQueue::connect_through(options, manager)?);
     }
     let mut config = iwarp::Config {
         same_host: link == Link::SharedMemory,

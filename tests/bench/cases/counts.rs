@@ -5,8 +5,9 @@
 //! end that is counted runs so slowly under either tool that the other one has done all it can
 //! whenever it looks: batches are as large as the depth lets them be.
 //!
-//! There are no rows of the verbs provider: its counts depend on a device and its library, and
-//! outside the lab, whose case `soft-roce-counted` has them, there is no device.
+//! Rows of the verbs provider are counted with a device in software in place of the libraries
+//! (`verbs_device`), whose own instructions are left out. What a device's library takes beside it
+//! only the lab has (`soft-roce-counted`).
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 
+use super::verbs_device::VerbsDevice;
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
 use crate::load::{self, Link, Load, NULL, RAM, Target};
 use crate::{Setting, TARGET_CORE};
@@ -73,7 +75,7 @@ const fn a_tenth_more(count: f64) -> f64 {
 /// What the first row has had in a dev build.
 const NULL_READ: f64 = 2976.0;
 
-const INSTRUCTIONS: [Row; 13] = [
+const INSTRUCTIONS: [Row; 18] = [
     Row {
         name: "instructions-null-read-4k",
         what: "target instructions per 4 KiB read, null, depth 128",
@@ -189,6 +191,56 @@ const INSTRUCTIONS: [Row; 13] = [
             ..Bounds::none(Better::Lower)
         },
     },
+    Row {
+        name: "instructions-verbs-null-read-4k",
+        what: "target instructions per 4 KiB read, null, depth 128, above libibverbs",
+        end: End::Target,
+        load: Load::read(NSID_NULL, 4096, 128).over(Link::VerbsDevice),
+        bounds: || Bounds {
+            gate: dev_gate(a_tenth_more(4170.0)),
+            ..Bounds::none(Better::Lower)
+        },
+    },
+    Row {
+        name: "instructions-verbs-ram-read-4k",
+        what: "target instructions per 4 KiB read, RAM, depth 128, above libibverbs",
+        end: End::Target,
+        load: Load::read(NSID_RAM, 4096, 128).over(Link::VerbsDevice),
+        bounds: || Bounds {
+            gate: dev_gate(a_tenth_more(7640.0)),
+            ..Bounds::none(Better::Lower)
+        },
+    },
+    Row {
+        name: "instructions-verbs-ram-write-4k",
+        what: "target instructions per 4 KiB write, RAM, depth 128, above libibverbs",
+        end: End::Target,
+        load: Load::write(NSID_RAM, 4096, 128).over(Link::VerbsDevice),
+        bounds: || Bounds {
+            gate: dev_gate(a_tenth_more(5800.0)),
+            ..Bounds::none(Better::Lower)
+        },
+    },
+    Row {
+        name: "instructions-host-verbs-read-4k",
+        what: "host instructions per 4 KiB read, RAM, depth 128, above libibverbs",
+        end: End::Host,
+        load: Load::read(NSID_RAM, 4096, 128).over(Link::VerbsDevice),
+        bounds: || Bounds {
+            gate: dev_gate(a_tenth_more(3740.0)),
+            ..Bounds::none(Better::Lower)
+        },
+    },
+    Row {
+        name: "instructions-host-verbs-write-4k",
+        what: "host instructions per 4 KiB write, RAM, depth 128, above libibverbs",
+        end: End::Host,
+        load: Load::write(NSID_RAM, 4096, 128).over(Link::VerbsDevice),
+        bounds: || Bounds {
+            gate: dev_gate(a_tenth_more(4020.0)),
+            ..Bounds::none(Better::Lower)
+        },
+    },
 ];
 
 const SYSCALLS: [Row; 5] = [
@@ -243,20 +295,32 @@ fn table() -> String {
 /// Instructions in user space, by callgrind. What it has seen stays in the folder of the results,
 /// for `callgrind_annotate`.
 pub(crate) fn instructions(setting: &Setting) -> Result<Findings> {
-    let mut figures = Vec::new();
+    let mut findings = Findings::default();
+    let mut device = None;
     for row in INSTRUCTIONS.iter().filter(|row| setting.wants(row.name)) {
+        let is_verbs = row.load.link == Link::VerbsDevice;
+        if is_verbs && !cfg!(feature = "verbs") {
+            let skipped = format!("{}: built without the feature verbs", row.name);
+            findings.skipped.push(skipped);
+            continue;
+        }
+        if is_verbs && device.is_none() {
+            device = Some(VerbsDevice::build(&setting.folder)?);
+        }
+        let device = device.as_ref().filter(|_| is_verbs);
         let file = setting.folder.join(format!("callgrind.{}.out", row.name));
         let per_command = per_command(MORE_INSTRUCTIONS, |commands| {
             match row.end {
-                End::Target => callgrind_target(&file, row.load, commands),
-                End::Host => callgrind_host(&file, row, commands),
+                End::Target => callgrind_target(&file, row, commands, device),
+                End::Host => callgrind_host(&file, row, commands, device),
             }
             .with_context(|| row.name)
         })?;
         let value = Quantity::new("instructions", vec![per_command]);
-        figures.push(Figure::plain(row.name, row.what, value, (row.bounds)()));
+        let figure = Figure::plain(row.name, row.what, value, (row.bounds)());
+        findings.figures.push(figure);
     }
-    Ok(figures.into())
+    Ok(findings)
 }
 
 /// System calls, by strace; and those of a target that runs at its own speed, by perf.
@@ -300,27 +364,57 @@ fn per_command(more: u64, count: impl Fn(u64) -> Result<u64>) -> Result<f64> {
 
 const VALGRIND: [&str; 3] = ["valgrind", "--quiet", "--tool=callgrind"];
 
-fn callgrind_target(file: &Path, load: Load, commands: u64) -> Result<u64> {
+/// A target with a `device`, or without one, run by `tool`.
+fn target_with(device: Option<&VerbsDevice>, tool: &[&str]) -> Result<Target> {
+    let (table, backings) = (table(), [NULL, RAM]);
+    let Some(device) = device else {
+        return Target::start_under(tool, &table, &backings);
+    };
+    let preload = device.preload();
+    let tool = [&["env", &preload][..], tool].concat();
+    Target::start_with("verbs", &tool, &table, &backings)
+}
+
+/// A program that is about to be run by env(1) with a `device`, or without one.
+fn command_with(device: Option<&VerbsDevice>) -> Command {
+    let mut env = Command::new("env");
+    env.args(device.map(VerbsDevice::preload));
+    env
+}
+
+fn callgrind_target(
+    file: &Path,
+    row: &Row,
+    commands: u64,
+    device: Option<&VerbsDevice>,
+) -> Result<u64> {
     let out = format!("--callgrind-out-file={}", file.display());
-    let tool = [&VALGRIND[..], &[&out]].concat();
-    let target = Target::start_under(&tool, &table(), &[NULL, RAM])?;
-    load::count(target.address, load, commands)?;
+    let target = target_with(device, &[&VALGRIND[..], &[&out]].concat())?;
+    match device {
+        // Only a process of its own can have it loaded.
+        Some(_) => host_under(command_with(device), &target, row, commands)?,
+        None => load::count(target.address, row.load, commands)?,
+    }
     let status = target.daemon.stop();
     if !status.success() {
         bail!("the target ended with {status} under valgrind");
     }
-    total(file)
+    total(file, device)
 }
 
-fn callgrind_host(file: &Path, row: &Row, commands: u64) -> Result<u64> {
-    let target = Target::start(&table(), &[NULL, RAM])?;
-    let [valgrind, arguments @ ..] = VALGRIND;
-    let mut valgrind = Command::new(valgrind);
+fn callgrind_host(
+    file: &Path,
+    row: &Row,
+    commands: u64,
+    device: Option<&VerbsDevice>,
+) -> Result<u64> {
+    let target = target_with(device, &[])?;
+    let mut valgrind = command_with(device);
     valgrind
-        .args(arguments)
+        .args(VALGRIND)
         .arg(format!("--callgrind-out-file={}", file.display()));
     host_under(valgrind, &target, row, commands)?;
-    total(file)
+    total(file, device)
 }
 
 /// Runs what [`play_host`] does under a tool.
@@ -347,14 +441,16 @@ pub(crate) fn play_host(name: &str, target: SocketAddr, commands: u64) -> Result
     load::count_sleeping(target, row.load, commands)
 }
 
-/// Instructions in callgrind's report.
-fn total(file: &Path) -> Result<u64> {
+/// Instructions in callgrind's report, without those of a `device`.
+fn total(file: &Path, device: Option<&VerbsDevice>) -> Result<u64> {
     let report = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
     let total = report
         .lines()
         .find_map(|line| line.strip_prefix("totals: "));
     let total = total.context("no totals in callgrind's report")?;
-    Ok(total.trim().parse()?)
+    let total: u64 = total.trim().parse()?;
+    let device = device.map_or(Ok(0), |device| device.instructions(&report))?;
+    Ok(total - device)
 }
 
 fn strace_target(folder: &Path, load: Load, commands: u64) -> Result<u64> {

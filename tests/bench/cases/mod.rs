@@ -8,6 +8,7 @@ mod idle;
 mod lines;
 mod nvmet;
 mod spdk;
+mod verbs_device;
 mod wire;
 
 use anyhow::Result;

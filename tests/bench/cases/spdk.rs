@@ -113,7 +113,9 @@ fn beside(row: &Row, link: Link, runs: &[Turns]) -> Figure {
     let better = row.better();
     let (name, link, aim) = match link {
         Link::NvmeTcp => ("tcp-beside-spdk", "by NVMe/TCP", Some(AIM)),
-        Link::Tcp | Link::TcpCrc32c => ("beside-spdk", "by iWARP over TCP", None),
+        Link::Tcp | Link::TcpCrc32c | Link::VerbsDevice => {
+            ("beside-spdk", "by iWARP over TCP", None)
+        }
         Link::SharedMemory => ("same-host-beside-spdk", "through shared memory", None),
     };
     Figure::in_turn(

@@ -193,6 +193,7 @@ fn run(setting: &Setting, link: Link) -> Result<Findings> {
             Link::TcpCrc32c => ("crc32c-", "with CRC32c: "),
             Link::SharedMemory => ("same-host-", "through shared memory: "),
             Link::NvmeTcp => ("tcp-", "over NVMe/TCP: "),
+            Link::VerbsDevice => ("verbs-", "over a verbs device in software: "),
         };
         figure.name.insert_str(0, name);
         figure.what.insert_str(0, what);
