@@ -38,6 +38,16 @@ pub(crate) fn lock_holder(metadata: &Metadata) -> LockHolder {
     }
 }
 
+/// The holder of a lock that a try did not get, from what was found `before` it and `behind` it: the
+/// last operation of a process that has ended may be over in between, and then nothing holds it any
+/// more.
+pub(crate) fn holder_at_try(before: LockHolder, behind: LockHolder) -> LockHolder {
+    match behind {
+        LockHolder::Unknown => before,
+        holder => holder,
+    }
+}
+
 /// The lines are `N: FLOCK  ADVISORY  WRITE PID MAJOR:MINOR:INODE START END`, with the device in
 /// hexadecimal. The process id stays when the process is gone.
 fn lock_holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
@@ -88,7 +98,7 @@ mod tests {
     use std::fs::{self, File};
     use std::process::{self, Command, Stdio};
 
-    use super::{has_ended, is_ending, lock_holder_in};
+    use super::{LockHolder, has_ended, holder_at_try, is_ending, lock_holder_in};
 
     #[test]
     fn the_holder_is_found_by_device_and_inode_among_other_locks() {
@@ -154,5 +164,18 @@ mod tests {
         without.wait().unwrap();
         assert!(has_ended(with.id(), &metadata), "gone");
         fs::remove_file(&path).unwrap();
+    }
+
+    /// A start must wait for what a killed target left, also when that ends as it looks.
+    #[test]
+    fn the_holder_is_known_although_it_lets_go_behind_the_try() {
+        let ended = || LockHolder::Ended { pid: 7 };
+        let unknown = || LockHolder::Unknown;
+        let at = holder_at_try(ended(), unknown());
+        assert!(matches!(at, LockHolder::Ended { pid: 7 }), "{at:?}");
+        let at = holder_at_try(unknown(), ended());
+        assert!(matches!(at, LockHolder::Ended { pid: 7 }), "{at:?}");
+        let at = holder_at_try(unknown(), unknown());
+        assert!(matches!(at, LockHolder::Unknown), "{at:?}");
     }
 }

@@ -242,6 +242,7 @@ impl FileStore {
     /// take the lock, as every Capstan target does.
     fn lock(&self, file: &File, is_shared: bool, name: &Arc<str>) -> Result<(), OpenError> {
         let mut tries = 1;
+        let mut before = LockHolder::Unknown;
         loop {
             let Err(error) = sys::flock(file, is_shared) else {
                 return Ok(());
@@ -250,12 +251,17 @@ impl FileStore {
                 Some(libc::EWOULDBLOCK) if tries < LOCK_TRIES => {
                     tries += 1;
                     thread::sleep(LOCK_WAIT);
+                    if tries == LOCK_TRIES {
+                        let metadata = file.metadata().ok();
+                        before = metadata.map_or(LockHolder::Unknown, |m| claim::lock_holder(&m));
+                    }
                 }
                 Some(libc::EWOULDBLOCK) => {
                     let volume = Arc::clone(name);
                     let metadata = file.metadata();
                     let metadata = metadata.map_err(|e| self.error("read the state of it", e))?;
-                    return Err(match claim::lock_holder(&metadata) {
+                    let behind = claim::lock_holder(&metadata);
+                    return Err(match claim::holder_at_try(before, behind) {
                         LockHolder::Ended { pid } => OpenError::Unfinished { volume, pid },
                         holder => {
                             let through = loop_device::through(&metadata, &holder);
@@ -459,26 +465,28 @@ impl Opening<'_> {
         if direct != DirectIo::Off {
             match self.open_with(block_device, libc::O_DIRECT) {
                 Ok(file) => return Ok((file, true)),
-                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
-                    return Err(self.open_error(block_device, error));
+                Err((error, holder)) if error.raw_os_error() != Some(libc::EINVAL) => {
+                    return Err(self.open_error(block_device, error, holder));
                 }
-                Err(error) if direct == DirectIo::On => {
+                Err((error, _)) if direct == DirectIo::On => {
                     let reason = format!("the file system refuses it ({})", in_words(&error));
                     return Err(OpenError::NotDirect {
                         volume: Arc::clone(self.name),
                         reason,
                     });
                 }
-                Err(error) => {
+                Err((error, _)) => {
                     tracing::info!(volume = %self.name, %error, "without O_DIRECT: refused");
                 }
             }
         }
         let file = self.open_with(block_device, 0);
-        Ok((file.map_err(|e| self.open_error(block_device, e))?, false))
+        let refused = |(error, holder)| self.open_error(block_device, error, holder);
+        Ok((file.map_err(refused)?, false))
     }
 
-    fn open_with(&self, block_device: bool, flags: i32) -> io::Result<File> {
+    /// An error comes with the holder of the lock as it was before the last try.
+    fn open_with(&self, block_device: bool, flags: i32) -> Result<File, (io::Error, LockHolder)> {
         // On a block device O_EXCL claims it: it cannot be opened while it is mounted, nor mounted
         // while it is open here (open(2)).
         let claim = if block_device && !self.read_only {
@@ -490,28 +498,36 @@ impl Opening<'_> {
         options.read(true).write(!self.read_only);
         options.custom_flags(flags | claim | libc::O_CLOEXEC | libc::O_NOCTTY);
         let mut tries = 1;
+        let mut before = LockHolder::Unknown;
         loop {
             match options.open(self.path) {
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < LOCK_TRIES => {
                     tries += 1;
                     thread::sleep(LOCK_WAIT);
+                    if tries == LOCK_TRIES {
+                        before = self.lock_holder();
+                    }
                 }
-                result => return result,
+                result => return result.map_err(|error| (error, before)),
             }
         }
     }
 
-    fn open_error(&self, block_device: bool, error: io::Error) -> OpenError {
+    fn lock_holder(&self) -> LockHolder {
+        let metadata = self.metadata();
+        metadata.map_or(LockHolder::Unknown, |metadata| {
+            claim::lock_holder(&metadata)
+        })
+    }
+
+    fn open_error(&self, block_device: bool, error: io::Error, before: LockHolder) -> OpenError {
         if block_device && error.raw_os_error() == Some(libc::EBUSY) {
             let volume = Arc::clone(self.name);
             // An export of it has the lock as well.
-            return match self
-                .metadata()
-                .map(|metadata| claim::lock_holder(&metadata))
-            {
-                Ok(LockHolder::Ended { pid }) => OpenError::Unfinished { volume, pid },
-                Ok(LockHolder::Unknown) | Err(_) => OpenError::Busy { volume },
-                Ok(holder) => OpenError::Locked {
+            return match claim::holder_at_try(before, self.lock_holder()) {
+                LockHolder::Ended { pid } => OpenError::Unfinished { volume, pid },
+                LockHolder::Unknown => OpenError::Busy { volume },
+                holder => OpenError::Locked {
                     volume,
                     holder,
                     through: None,
