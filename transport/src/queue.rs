@@ -227,7 +227,9 @@ impl Queue {
     /// # Errors
     /// The source, where the wire takes nothing now or not this kind: then it is to be tried as
     /// another kind, in the end as a buffer.
-    #[inline]
+    // Inlined, the kind of source that a caller has is told apart when it is compiled, and a source
+    // that comes back is not moved through memory.
+    #[inline(always)]
     pub fn push<'s>(
         &mut self,
         to: &HostMemory,

@@ -55,7 +55,9 @@ impl Queue {
     ///
     /// # Errors
     /// The source, where it needs a work request and is in no memory that has a key.
-    #[inline]
+    // Inlined, the kind of source that a caller has is told apart when it is compiled, and a source
+    // that comes back is not moved through memory.
+    #[inline(always)]
     pub fn push<'s>(
         &mut self,
         to: &HostMemory,

@@ -32,7 +32,9 @@ impl Queue {
     ///
     /// # Errors
     /// The source, where there is no room to copy it, or it would have to stay as it is.
-    #[inline]
+    // Inlined, the kind of source that a caller has is told apart when it is compiled, and a source
+    // that comes back is not moved through memory.
+    #[inline(always)]
     pub fn push<'s>(
         &mut self,
         to: &HostMemory,
