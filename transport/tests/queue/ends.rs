@@ -5,9 +5,9 @@ use capstan_nvme_proto::status::Status;
 use capstan_transport::{EndReason, FenceNumber, Responded, Tag};
 
 use super::capsules::capsule;
+use super::harness::SEND_WRS;
 use super::moves::fill;
 use super::over::{Answers, HostEnd, LocalEnd, Over, Seen};
-use super::rdma::SEND_WRS;
 use super::world::World;
 use super::{pattern, success};
 
@@ -290,9 +290,12 @@ pub(crate) fn a_queue_whose_host_does_nothing_ends_all_the_same(over: Over) {
 }
 
 /// What is posted beyond the send queue is refused: the queue ends, and says why.
-#[test]
-fn a_queue_pair_that_refuses_a_work_request_ends_its_queue() {
-    let mut world = World::new(Over::Loopback);
+pub(crate) fn a_queue_pair_that_refuses_a_work_request_ends_its_queue(over: Over) {
+    // Others may complete some before the last is posted.
+    if !over.can(over == Over::Loopback, "its send queue empties by itself") {
+        return;
+    }
+    let mut world = World::new(over);
     let to = world.ends.offer(1, &[(0, 512)]);
     for nth in 0..=SEND_WRS {
         let tag = Tag(u16::try_from(nth).expect("few"));

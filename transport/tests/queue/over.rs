@@ -2,6 +2,8 @@
 
 use capstan_transport::{EndReason, FenceNumber, HostMemory, Queue, Tag};
 
+use super::harness::Rdma;
+
 /// A wire under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
@@ -11,6 +13,8 @@ pub(crate) enum Over {
     Sockets,
     /// The same through memory that both ends have.
     SharedMemory,
+    /// RDMA through the device under test.
+    Device,
     /// NVMe/TCP as Linux asks for it: without digests, one R2T per command, SQ flow control.
     Tcp,
     /// NVMe/TCP with digests and padding, pulls in parts of which several are asked for at once,
@@ -42,6 +46,17 @@ pub(crate) struct Abilities {
 }
 
 impl Over {
+    /// Of RDMA, what it goes through.
+    pub(crate) fn rdma(self) -> Option<Rdma> {
+        match self {
+            Self::Loopback => Some(Rdma::Loopback),
+            Self::Sockets => Some(Rdma::Sockets),
+            Self::SharedMemory => Some(Rdma::SharedMemory),
+            Self::Device => Some(Rdma::Device),
+            Self::Tcp | Self::TcpInParts => None,
+        }
+    }
+
     /// Whether a case can be tried over this wire, which it says where it cannot: `why`.
     pub(crate) fn can(self, is_able: bool, why: &str) -> bool {
         if !is_able {
@@ -57,7 +72,7 @@ impl Over {
             holds: self == Self::Sockets,
             has_lists: !is_tcp,
             fills: is_tcp || self == Self::Sockets,
-            releases_at_once: self != Self::Loopback,
+            releases_at_once: !matches!(self, Self::Loopback | Self::Device),
             drains: is_tcp,
             returns_unanswered: is_tcp,
             has_pdus: is_tcp,

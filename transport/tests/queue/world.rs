@@ -21,7 +21,7 @@ use super::{pattern, success};
 pub(crate) const ENTRIES: u16 = 8;
 /// What the wire calls it.
 pub(crate) const QUEUE: QueueId = QueueId(5);
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Memory of the host for data of commands.
 pub(crate) const DATA_BYTES: u32 = 1 << 20;
 pub(crate) const IN_CAPSULE_BYTES: u32 = 8192;
@@ -72,12 +72,12 @@ impl Queues<tcp::wire::Queue> for Named<'_> {
 impl World {
     /// A connection whose host is there, and which the controller has only accepted.
     pub(crate) fn accepted(over: Over) -> Self {
-        let (ends, queue): (Box<dyn Ends>, Queue) = match over {
-            Over::Loopback | Over::Sockets | Over::SharedMemory => {
-                let (ends, queue) = RdmaEnds::accepted(over);
+        let (ends, queue): (Box<dyn Ends>, Queue) = match over.rdma() {
+            Some(rdma) => {
+                let (ends, queue) = RdmaEnds::accepted(rdma);
                 (Box::new(ends), queue)
             }
-            Over::Tcp | Over::TcpInParts => {
+            None => {
                 let (ends, queue) = TcpEnds::accepted(over);
                 (Box::new(ends), queue)
             }
