@@ -1,0 +1,217 @@
+//! A connection of a controller of NVMe/TCP that knows no rules but the form of PDUs.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+
+use capstan_nvme_proto::tcp::Role;
+use capstan_nvme_proto::tcp::digest::crc32c;
+use capstan_nvme_proto::tcp::pdu::TermReq;
+use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
+use capstan_nvme_proto::tcp::setup::{Agreed, IcResponse};
+use capstan_nvme_proto::tcp::writer::{PduHead, PduWriter};
+use nix::sys::socket::{setsockopt, sockopt};
+use zerocopy::IntoBytes;
+
+use super::over::{Command, PeerEnd};
+
+/// FES of Invalid PDU Header Field, which the controller sends of nothing in particular.
+const HEADER_FIELD: u16 = 1;
+const IN_CAPSULE_BYTES: u32 = 8192;
+
+/// Data of the host that comes.
+enum Landing {
+    /// Of a capsule.
+    Capsule(Command),
+    /// That a pull asked for, and whether it is the last of it.
+    Pull { bytes: Vec<u8>, is_last: bool },
+}
+
+pub(crate) struct Peer {
+    pub(crate) qid: u16,
+    /// `None` when the controller has ended it, or seen it end.
+    stream: Option<TcpStream>,
+    response: IcResponse,
+    /// What is agreed, once ICReq has come.
+    pub(crate) setup: Option<(Agreed, PduWriter)>,
+    reader: PduReader,
+    landing: Option<Landing>,
+    /// What has come for the pull that is under way, and where the next byte of it is due.
+    pull: Vec<u8>,
+    pub(crate) due_at_bytes: u32,
+    pub(crate) commands: Vec<Command>,
+    pub(crate) pulled: Vec<Vec<u8>>,
+    /// The host has sent a TermReq or ended the connection.
+    pub(crate) is_accused: bool,
+    /// The connection was reset, and not closed.
+    pub(crate) was_reset: bool,
+    unsent: VecDeque<u8>,
+}
+
+impl Peer {
+    /// Answers ICReq with `response`.
+    pub(crate) fn new(qid: u16, stream: TcpStream, response: IcResponse) -> Self {
+        stream.set_nonblocking(true).expect("a socket");
+        stream.set_nodelay(true).expect("a socket");
+        Self {
+            qid,
+            stream: Some(stream),
+            response,
+            setup: None,
+            reader: PduReader::controller(IN_CAPSULE_BYTES),
+            landing: None,
+            pull: Vec::new(),
+            due_at_bytes: 0,
+            commands: Vec::new(),
+            pulled: Vec::new(),
+            is_accused: false,
+            was_reset: false,
+            unsent: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn receive(&mut self) {
+        let mut bytes = vec![0; 65_536];
+        while let Some(stream) = &mut self.stream {
+            match stream.read(&mut bytes) {
+                Ok(0) => self.gone(),
+                Ok(count) => self.take(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.was_reset = true;
+                    self.gone();
+                }
+            }
+        }
+    }
+
+    fn gone(&mut self) {
+        self.stream = None;
+        self.is_accused = true;
+    }
+
+    fn take(&mut self, mut bytes: &[u8]) {
+        loop {
+            let due = usize::try_from(self.reader.data_due_bytes()).expect("64 bits");
+            let (data, behind) = bytes.split_at(due.min(bytes.len()));
+            match &mut self.landing {
+                Some(Landing::Capsule(command)) => command.data.extend(data),
+                Some(Landing::Pull { bytes, .. }) => bytes.extend(data),
+                None => assert!(data.is_empty(), "data of nothing"),
+            }
+            self.reader.data_moved(data.len());
+            let read = self.reader.read(behind);
+            let (used, event) = read.expect("what the host sends is allowed");
+            bytes = &behind[used..];
+            match event {
+                Some(Event::Pdu(pdu)) => self.pdu(pdu),
+                Some(Event::DataEnd { digest }) => self.data_end(digest),
+                None if bytes.is_empty() => return,
+                None => {}
+            }
+        }
+    }
+
+    fn pdu(&mut self, pdu: Pdu) {
+        match pdu {
+            Pdu::IcReq(request) => {
+                self.response.digests &= request.digests;
+                let agreed = Agreed::new(&request, &self.response);
+                self.reader.agree(&agreed);
+                self.setup = Some((agreed, PduWriter::new(Role::Controller, &agreed)));
+                let response = self.response.encode();
+                self.write(response.as_bytes());
+            }
+            Pdu::CapsuleCmd {
+                sqe,
+                in_capsule_bytes,
+            } => {
+                let command = Command {
+                    qid: self.qid,
+                    sqe,
+                    data: Vec::new(),
+                };
+                if in_capsule_bytes == 0 {
+                    self.commands.push(command);
+                } else {
+                    self.landing = Some(Landing::Capsule(command));
+                }
+            }
+            Pdu::H2cData(data) => {
+                assert_eq!(data.offset_bytes, self.due_at_bytes, "{data:?}");
+                self.due_at_bytes += data.length_bytes;
+                self.landing = Some(Landing::Pull {
+                    bytes: Vec::new(),
+                    is_last: data.last,
+                });
+            }
+            Pdu::TermReq { .. } => self.is_accused = true,
+            other => panic!("{other:?} to a controller"),
+        }
+    }
+
+    fn data_end(&mut self, digest: Option<u32>) {
+        let fits = |bytes: &[u8]| digest.is_none_or(|digest| digest == crc32c(bytes));
+        match self.landing.take() {
+            Some(Landing::Capsule(command)) => {
+                assert!(fits(&command.data), "the host sends what it has");
+                self.commands.push(command);
+            }
+            Some(Landing::Pull { bytes, is_last }) => {
+                assert!(fits(&bytes), "the host sends what it has");
+                self.pull.extend(bytes);
+                if is_last {
+                    self.pulled.push(std::mem::take(&mut self.pull));
+                }
+            }
+            None => panic!("the end of no data"),
+        }
+    }
+
+    /// Sends as much as the socket takes; what is left goes on with the next call.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        self.unsent.extend(bytes);
+        while let Some(stream) = &mut self.stream
+            && !self.unsent.is_empty()
+        {
+            match stream.write(self.unsent.make_contiguous()) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => self.gone(),
+            }
+        }
+    }
+
+    pub(crate) fn ends(&mut self, how: PeerEnd) {
+        if how == PeerEnd::Terminates {
+            self.write(TermReq::new(Role::Controller, HEADER_FIELD, 0, 0).as_bytes());
+        }
+        let Some(stream) = &self.stream else {
+            return;
+        };
+        match how {
+            PeerEnd::Closes => {
+                // The host may have closed it already.
+                let _ = stream.shutdown(Shutdown::Write);
+            }
+            PeerEnd::Terminates => {}
+            PeerEnd::Resets => {
+                let at_once = libc::linger {
+                    l_onoff: 1,
+                    l_linger: 0,
+                };
+                setsockopt(stream, sockopt::Linger, &at_once).expect("a socket");
+                self.stream = None;
+            }
+        }
+    }
+}
+
+/// A PDU: its head, its data, and the digest of that, which `corrupt` data does not fit.
+pub(crate) fn whole(head: &PduHead, data: &[u8], corrupt: bool) -> Vec<u8> {
+    let mut pdu = [head.as_bytes(), data].concat();
+    if head.has_data_digest() {
+        pdu.extend((crc32c(data) ^ u32::from(corrupt)).to_le_bytes());
+    }
+    pdu
+}
