@@ -22,8 +22,8 @@
 # missing; what is large stays in $CAPSTAN_LAB_CACHE (default /var/cache/capstan-lab), and so do the
 # logs and kernel messages of what failed. Needs Debian 12 and root.
 #
-# CAPSTAN_LAB_BIN=FOLDER takes capstan, capstan-target and examples/conformance_verbs from there and
-# builds nothing.
+# CAPSTAN_LAB_BIN=FOLDER takes capstan, capstan-target, examples/conformance_verbs and
+# examples/conformance_queue from there and builds nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib/say.sh
@@ -93,9 +93,13 @@ build() {
     command -v cargo >/dev/null || die "there is no cargo: install Rust from https://rustup.rs"
     need_packages "a linker for Rust" gcc libc6-dev
     choose_verbs
-    say "building capstan, capstan-target and the conformance suite (release)"
+    say "building capstan, capstan-target and the conformance suites (release)"
     cargo build --quiet --release -p capstan-target -p capstan-cli "${CARGO_FEATURES[@]}"
-    [ ${#CARGO_FEATURES[@]} -gt 0 ] || cargo build --quiet --release -p capstan-rdma --example conformance_verbs
+    if [ ${#CARGO_FEATURES[@]} -eq 0 ]; then
+        # At once, so that both are built of the same crates.
+        cargo build --quiet --release -p capstan-rdma -p capstan-transport --features capstan-transport/verbs \
+            --example conformance_verbs --example conformance_queue
+    fi
     bin=build/release
 }
 
@@ -279,8 +283,8 @@ main() {
     undo rm -rf "$stripped"
     # The guest reads them over 9p, without their debugging information.
     programs=()
-    for program in capstan capstan-target examples/conformance_verbs; do
-        # There is no conformance suite of a provider that was left out.
+    for program in capstan capstan-target examples/conformance_verbs examples/conformance_queue; do
+        # There are no conformance suites of a provider that was left out.
         [[ $program != examples/* ]] || [ -e "$bin/$program" ] || continue
         strip -o "$stripped/$(basename "$program")" "$bin/$program"
         programs+=(-f "$stripped/$(basename "$program")")
