@@ -126,6 +126,11 @@ pub mod internals {
                 Answer, PATIENCE, Request, State, ask, ask_within,
             };
         }
+        pub mod file_users {
+            pub use crate::front_ends::disk::file_users::{
+                FileUse, by_the_kernel_in, by_the_kernel_on,
+            };
+        }
         pub mod kept {
             pub use crate::front_ends::disk::kept::{keep, losses, path};
         }
@@ -159,7 +164,7 @@ pub mod internals {
         }
         pub mod users {
             pub use crate::front_ends::disk::users::{
-                open_in, swap_on, users_of, users_of_unmounted,
+                open_in, processes_of, users_of, users_of_unmounted,
             };
         }
         pub mod uses {

@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use anyhow::{Context, Error, Result, bail};
 use capstan_initiator::error::Losses;
 use capstan_initiator::internals::disk::control::{Answer, Request, State, ask};
 use capstan_initiator::internals::disk::kept;
-use capstan_initiator::internals::disk::mounts::{Mount, in_the_way, mount_at, mounts_of};
+use capstan_initiator::internals::disk::mounts::{Mount, in_the_way, mounts_of};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir};
 use capstan_initiator::internals::disk::users::users_of;
 use capstan_initiator::internals::disk::uses::Use;
@@ -22,6 +22,7 @@ use capstan_initiator::internals::words::word_of;
 use capstan_reactor::Asked;
 use nix::mount::{MntFlags, umount2};
 
+use super::busy::with_users;
 use super::disk::{detach, end_process, wait_for_last_user};
 use super::interrupt::{Interrupted, Interrupts, Work, wait_for, within};
 use super::left_over::{StillOpen, abandon, clean_up_ended};
@@ -95,33 +96,6 @@ pub(super) fn unmount_in_order(
             )))
         }
     }
-}
-
-/// With what uses a file system that is busy, and what ends it.
-fn with_users(error: Error, mounts: &[Mount]) -> Error {
-    // The kernel's word for EBUSY, which umount(8) repeats in its own.
-    let is_busy = format!("{error:#}").contains("busy");
-    let points = mounts.iter().map(|mount| &mount.mount_point);
-    let still_there = |point: &&PathBuf| mount_at(point).is_ok_and(|mount| mount.is_some());
-    let Some(point) = points.filter(|_| is_busy).find(still_there) else {
-        return error;
-    };
-    // The shell that runs this command, mostly.
-    let parent = std::os::unix::process::parent_id();
-    let cwd = fs::read_link(format!("/proc/{parent}/cwd"));
-    let leave = match cwd.is_ok_and(|cwd| cwd.starts_with(point)) {
-        true => format!(
-            "leave it first, as process {parent}, which runs this command, is in it: cd /; then "
-        ),
-        false => String::new(),
-    };
-    error.context(format!(
-        "{at} is in use by {users}: {leave}end what is in it and unmount it again, or take the disk away from it, with \
-         the loss of what is not written: capstan umount --force {point}",
-        at = point.display(),
-        users = users_of(point),
-        point = word_of(point),
-    ))
 }
 
 /// Unmounts `mounts`: `true` when that was done in order, and the disk is left. Otherwise it was

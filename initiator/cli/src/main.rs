@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod busy;
 mod claim;
 mod control;
 mod detaching;

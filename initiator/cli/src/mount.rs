@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::internals::disk::clearing::is_its_disk;
-use capstan_initiator::internals::disk::loop_device::{device_numbers, holders, is_configured};
+use capstan_initiator::internals::disk::loop_device::{device_numbers, is_configured};
 use capstan_initiator::internals::disk::loop_process::{look, set_autoclear};
 use capstan_initiator::internals::disk::mounts::{Mount as Mounted, mount_at, mounts_of, resolved};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir};
-use capstan_initiator::internals::disk::users::{swap_on, users_of_unmounted};
+use capstan_initiator::internals::disk::users::users_of_unmounted;
 use capstan_initiator::internals::disk::uses::{Use, claimed, claimed_behind_unmount};
 use capstan_initiator::internals::words::word_of;
 use capstan_nvme_proto::text::Shown;
@@ -18,6 +18,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
+use super::busy::check_kernel_users;
 use super::disk::{self, find, find_device, wait_for_last_user};
 use super::force::TELL_AFTER;
 use super::found::found_at;
@@ -467,33 +468,6 @@ impl Umount {
         mounts.push(mount);
         Ok((dir, record, mounts))
     }
-}
-
-/// Refuses to take a disk away from what would not survive that: swap, also in a file on it, and
-/// devices on one that is not mounted.
-fn check_kernel_users(record: &Record, mounts: &[Mounted]) -> Result<()> {
-    let swaps = swap_on(&record.device).context("/proc/swaps")?;
-    let name = record.name();
-    if !swaps.is_empty() {
-        let names: Vec<_> = swaps
-            .iter()
-            .map(|swap| swap.display().to_string())
-            .collect();
-        let words: Vec<_> = swaps.iter().map(|swap| word_of(swap).to_string()).collect();
-        bail!(
-            "{name} is in use by the kernel, as swap ({}); nothing was changed; end that first: swapoff {}",
-            names.join(" "),
-            words.join(" ")
-        );
-    }
-    let was_mounted = !mounts.is_empty() || !record.mount_points.is_empty();
-    if !was_mounted
-        && !holders(&record.device).is_empty()
-        && let Some(used) = claimed(record)
-    {
-        bail!("{used}; {name} is not mounted, and nothing was changed");
-    }
-    Ok(())
 }
 
 /// How long what keeps a disk may take to end by itself before it is named.

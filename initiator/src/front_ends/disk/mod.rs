@@ -2,6 +2,7 @@
 
 pub(crate) mod clearing;
 pub(crate) mod control;
+pub(crate) mod file_users;
 mod going;
 mod health;
 pub(crate) mod kept;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use capstan_nvme_proto::text::Shown;
 use nix::libc;
 
+use super::file_users::is_in;
 use super::loop_device::device_numbers;
 use super::mounts::{
     device_at, mounts, mounts_of, number_at, number_of, numbers_everywhere, unescape,
@@ -40,9 +41,19 @@ pub fn open_in(disk: &Path) -> String {
 
 /// The same as [`users_of`], unless there are none, and nothing of the kernel is known.
 pub(super) fn known_users_of(path: &Path) -> Option<String> {
+    let names = processes_of(path);
+    match names.is_empty() {
+        false => Some(names.join(", ")),
+        true => by_the_kernel(path),
+    }
+}
+
+/// The processes of [`users_of`], one by one.
+#[must_use]
+pub fn processes_of(path: &Path) -> Vec<String> {
     let this = std::process::id().to_string();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let names: Vec<String> = processes
+    processes
         .filter(|entry| entry.file_name().to_str() != Some(&this))
         .filter(|entry| !is_own_work(&entry.path()))
         .filter(|entry| {
@@ -57,16 +68,10 @@ pub(super) fn known_users_of(path: &Path) -> Option<String> {
             links.any(|link| fs::read_link(link).is_ok_and(|target| is_in(&target)))
         })
         .map(|entry| {
-            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             let pid = entry.file_name();
-            // It may be the process of another user.
-            format!("{} (pid {})", Shown(name.trim()), pid.to_string_lossy())
+            format!("{} (pid {})", name_of(&entry.path()), pid.to_string_lossy())
         })
-        .collect();
-    match names.is_empty() {
-        false => Some(names.join(", ")),
-        true => by_the_kernel(path),
-    }
+        .collect()
 }
 
 /// Whether a process is at work on a loop device for a volume: it ends by itself, also where the
@@ -166,28 +171,25 @@ fn by_the_kernel(path: &Path) -> Option<String> {
 ///
 /// # Errors
 /// `/proc` is not there.
-pub fn swap_on(disk: &Path) -> io::Result<Vec<PathBuf>> {
+pub(super) fn swap_on(disk: &Path) -> io::Result<Vec<PathBuf>> {
     let numbers = device_numbers(disk);
     let (mounts, ours) = (mounts()?, mounts_of(disk)?);
     let is_on_it = |path: &Path| {
-        if device_at(path).is_some_and(|number| numbers.contains(&number)) {
-            return true;
-        }
-        let below = mounts
-            .iter()
-            .filter(|mount| path.starts_with(&mount.mount_point));
-        // The last one of the longest path is what is seen there.
-        let below = below.max_by_key(|mount| mount.mount_point.as_os_str().len());
-        below.is_some_and(|mount| ours.contains(mount))
+        let is_there = device_at(path).is_some_and(|number| numbers.contains(&number));
+        is_there || is_in(path, &mounts, &ours)
     };
-    let swaps = match fs::read("/proc/swaps") {
-        // A kernel without swap.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        swaps => swaps?,
-    };
-    let mut paths = swapped(&swaps);
+    let mut paths = swaps()?;
     paths.retain(|path| is_on_it(path));
     Ok(paths)
+}
+
+/// All active swap areas (proc_swaps(5)).
+pub(super) fn swaps() -> io::Result<Vec<PathBuf>> {
+    match fs::read("/proc/swaps") {
+        // A kernel without swap.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        swaps => Ok(swapped(&swaps?)),
+    }
 }
 
 /// The first word of each line but the head of `/proc/swaps`.

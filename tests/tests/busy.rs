@@ -1,0 +1,132 @@
+//! What `capstan umount` says of a file system whose files the kernel uses.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use capstan_tests::disks::{Loop, ext4_image, run};
+use capstan_tests::program::{
+    Daemon, Machine, complaint, has_disks, own_address, shell, told, tool, utf8,
+};
+use tempfile::TempDir;
+
+/// A target of an ext4 file system, and a machine that has it mounted.
+struct Scene {
+    folder: TempDir,
+    _daemon: Daemon,
+    machine: Machine,
+    device: PathBuf,
+}
+
+impl Scene {
+    fn mounted() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let image = ext4_image(folder.path());
+        let at = own_address();
+        let daemon = Daemon::start(utf8(&image), 4096, at);
+        let machine = Machine::new(at);
+        machine.mount(&[]);
+        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+        Self {
+            folder,
+            _daemon: daemon,
+            machine,
+            device,
+        }
+    }
+
+    fn umount(&self, options: &[&str]) -> std::process::Output {
+        let point = self.machine.mount_point();
+        let args = [options, &[utf8(&point)]].concat();
+        self.machine.run("umount", &args)
+    }
+
+    /// Has `umount` and `umount --force` refuse for `words`, and does what they say first.
+    fn refuses_and_says_what_ends_it(&self, words: &[&str]) {
+        let point = self.machine.mount_point();
+        let error = complaint(&self.umount(&[]));
+        let then = format!("; then: capstan umount {}", utf8(&point));
+        let first = "end that first: ";
+        let (said, steps) = error.split_once(first).expect(&error);
+        let (steps, _) = steps.split_once(&then).expect(&error);
+        let forced = complaint(&self.umount(&["--force"]));
+        assert!(forced.contains("nothing was changed"), "{forced}");
+        assert!(forced.contains(&format!("{first}{steps}")), "{forced}");
+        for word in words {
+            assert!(said.contains(word), "{word}: {said}");
+            assert!(forced.contains(word), "{word}: {forced}");
+        }
+        assert!(!error.contains("--force"), "{error}");
+        told(&shell(steps));
+    }
+}
+
+#[test]
+fn swap_files_and_loop_devices_are_named_and_end_as_said() {
+    let test = "swap_files_and_loop_devices_are_named_and_end_as_said";
+    if !has_disks(test, &["mkfs.ext4", "mkswap", "swapon", "losetup"]) {
+        return;
+    }
+    let scene = Scene::mounted();
+    let point = scene.machine.mount_point();
+    // A name with a space, as in /proc/swaps and in commands.
+    let swap = point.join("a swap");
+    fs::write(&swap, vec![0; 4 << 20]).unwrap();
+    tool("mkswap", &[utf8(&swap)]);
+    match run("swapon", &[utf8(&swap)]) {
+        Ok(_) => scene.refuses_and_says_what_ends_it(&["the kernel, as swap", "a swap"]),
+        Err(refused) => eprintln!("SKIPPED {test}: no swap here: {refused}"),
+    }
+    // One that is mounted, with one on a file of that; one that goes with its mount; and one that
+    // nothing uses.
+    let file = |name: &str, folder: &Path, mib: u64| {
+        let path = folder.join(name);
+        File::create(&path).unwrap().set_len(mib << 20).unwrap();
+        path
+    };
+    let folder = |name: &str| {
+        let path = scene.folder.path().join(name);
+        fs::create_dir(&path).unwrap();
+        path
+    };
+    let [outer, inner, by_itself] = ["outer", "inner", "by itself"].map(folder);
+    let image = file("outer.img", &point, 16);
+    tool("mkfs.ext4", &["-q", utf8(&image)]);
+    let device = |image: &Path| run("losetup", &["--find", "--show", utf8(image)]).unwrap();
+    let on_outer = device(&image);
+    tool("mount", &[&on_outer, utf8(&outer)]);
+    let image = file("inner.img", &outer, 8);
+    tool("mkfs.ext4", &["-q", utf8(&image)]);
+    let on_inner = device(&image);
+    tool("mount", &[&on_inner, utf8(&inner)]);
+    fs::write(inner.join("data"), "precious").unwrap();
+    let image = file("second.img", &point, 8);
+    tool("mkfs.ext4", &["-q", utf8(&image)]);
+    tool("mount", &["-o", "loop", utf8(&image), utf8(&by_itself)]);
+    let unused = device(&file("unused.img", &point, 1));
+    scene.refuses_and_says_what_ends_it(&[
+        &format!("as the loop device {on_outer} ("),
+        &format!("{on_inner} ("),
+        &format!("as the loop device {unused} ("),
+        "outer.img",
+        "inner.img",
+        &format!("mounted at {}", utf8(&inner)),
+        &format!("mounted at {}", utf8(&by_itself)),
+    ]);
+    // What was said has ended all of it, and nothing is lost.
+    scene.machine.umount();
+    scene.machine.assert_clean(&scene.device);
+    scene.machine.mount(&[]);
+    let on_outer = Loop::new(&point.join("outer.img"));
+    tool("mount", &["-o", "ro", utf8(on_outer.path()), utf8(&outer)]);
+    let image = outer.join("inner.img");
+    tool(
+        "mount",
+        &["-o", "loop,ro,noload", utf8(&image), utf8(&inner)],
+    );
+    assert_eq!(fs::read_to_string(inner.join("data")).unwrap(), "precious");
+    tool("umount", &[utf8(&inner)]);
+    tool("umount", &[utf8(&outer)]);
+    drop(on_outer);
+    scene.machine.umount();
+    scene.machine.assert_clean(&scene.device);
+}
