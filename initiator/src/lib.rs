@@ -170,6 +170,9 @@ pub mod internals {
         pub mod uses {
             pub use crate::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
         }
+        pub mod waiting {
+            pub use crate::front_ends::disk::waiting::waiting_in;
+        }
     }
     pub mod health {
         pub use crate::health::{Medium, warning_words};

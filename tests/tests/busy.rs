@@ -1,18 +1,22 @@
-//! What `capstan umount` says of a file system whose files the kernel uses.
+//! What `capstan umount` says of a file system that something uses: what the kernel uses its files
+//! for, and processes that wait for a target which is away.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use capstan_tests::disks::{Loop, ext4_image, run};
 use capstan_tests::program::{
-    Daemon, Machine, complaint, has_disks, own_address, shell, told, tool, utf8,
+    Daemon, Machine, complaint, has_disks, own_address, shell, signal, told, tool, utf8,
 };
+use capstan_tests::wait::wait_until;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 /// A target of an ext4 file system, and a machine that has it mounted.
 struct Scene {
     folder: TempDir,
-    _daemon: Daemon,
+    daemon: Daemon,
     machine: Machine,
     device: PathBuf,
 }
@@ -28,7 +32,7 @@ impl Scene {
         let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
         Self {
             folder,
-            _daemon: daemon,
+            daemon,
             machine,
             device,
         }
@@ -129,4 +133,45 @@ fn swap_files_and_loop_devices_are_named_and_end_as_said() {
     drop(on_outer);
     scene.machine.umount();
     scene.machine.assert_clean(&scene.device);
+}
+
+#[test]
+fn a_process_that_waits_for_the_target_inside_of_a_call_is_named() {
+    let test = "a_process_that_waits_for_the_target_inside_of_a_call_is_named";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let scene = Scene::mounted();
+    let (machine, point) = (&scene.machine, scene.machine.mount_point());
+    let file = point.join("a/b/file");
+    fs::create_dir_all(point.join("a/b")).unwrap();
+    fs::write(&file, "x").unwrap();
+    machine.umount();
+    machine.mount(&[]);
+    let pid = scene.daemon.pid();
+    signal(pid, Signal::SIGSTOP);
+    let mut user = Command::new("stat");
+    let user = user.arg(&file).stdout(Stdio::null()).spawn();
+    let mut user = user.unwrap();
+    let stat = format!("/proc/{}/stat", user.id());
+    wait_until("it waits for the disk", || {
+        fs::read_to_string(&stat).is_ok_and(|stat| stat.contains("(stat) D "))
+    });
+    let error = complaint(&scene.umount(&[]));
+    signal(pid, Signal::SIGCONT);
+    assert!(user.wait().unwrap().success());
+    let named = format!("stat (pid {}), which waits inside of a call for", user.id());
+    let then = format!("then: capstan umount {}", utf8(&point));
+    for words in [
+        "has not answered for",
+        &named,
+        utf8(&file),
+        &then,
+        "--force",
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    assert!(!error.contains("swap"), "{error}");
+    machine.umount();
+    machine.assert_clean(&scene.device);
 }

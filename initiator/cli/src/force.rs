@@ -82,11 +82,11 @@ pub(super) fn unmount_in_order(
         Waited::Over(asked) => unmounting
             .result()
             .map(|unwritten| (unwritten, asked))
-            .map_err(|error| with_users(error, mounts)),
+            .map_err(|error| with_users(error, dir, record, mounts)),
         Waited::Late => unmounting
             .result()
             .map(|unwritten| (unwritten, None))
-            .map_err(|error| with_users(error, mounts)),
+            .map_err(|error| with_users(error, dir, record, mounts)),
         Waited::Insisted(interrupted) => {
             let loss = Some("signals have ended its unmount".to_owned());
             end_mounted(dir, record, Some(&unmounting), loss)?;
@@ -228,7 +228,7 @@ fn tell_wait(dir: &VolumeDir, record: &Record, since: Duration, signals_end: &st
         "the file system is being unmounted{since}: it writes what is not written yet to {}, {}{}; {signals_end} the disk \
          at once, and what is not written is lost",
         record.name(),
-        how_it_is(dir),
+        how_it_is(dir, record),
         waiting(record)
     ));
 }
@@ -250,17 +250,51 @@ fn waiting(record: &Record) -> String {
 }
 
 /// How the controller of a volume is, in words.
-fn how_it_is(dir: &VolumeDir) -> String {
-    let control = dir.control();
-    let asked = within(ANSWER_PATIENCE, move || Ok(ask(&control, Request::Status)?));
-    match asked {
-        Ok(Some(Answer::Status(State {
+fn how_it_is(dir: &VolumeDir, record: &Record) -> String {
+    let pid = record.process.pid;
+    match status(dir) {
+        Some(State {
             silent_ms: Some(ms),
             detail,
             ..
-        }))) => format!("whose target has not answered for {ms} ms (its controller is {detail})"),
-        Ok(Some(Answer::Status(state))) => format!("whose controller is {}", state.detail),
-        Ok(_) | Err(_) => "whose serving process does not answer".to_owned(),
+        }) => format!("whose target has not answered for {ms} ms (its controller is {detail})"),
+        Some(state) => format!("whose controller is {}", state.detail),
+        None if record.process.is_stopped() => {
+            format!("whose serving process {pid} is stopped (`kill -CONT {pid}` lets it go on)")
+        }
+        None => "whose serving process does not answer".to_owned(),
+    }
+}
+
+/// Why the I/O of a volume waits, if it does.
+pub(super) fn what_io_waits_for(dir: &VolumeDir, record: &Record) -> Option<String> {
+    let (pid, name) = (record.process.pid, record.name());
+    match status(dir) {
+        Some(State {
+            silent_ms: Some(ms),
+            ..
+        }) => Some(format!("the target of {name} has not answered for {ms} ms")),
+        Some(state) if state.is_live() => None,
+        Some(state) => Some(format!(
+            "the target of {name} is away: its controller is {}",
+            state.detail
+        )),
+        None if record.process.is_stopped() => Some(format!(
+            "process {pid}, which serves {name}, is stopped (`kill -CONT {pid}` lets it go on)"
+        )),
+        None => Some(format!(
+            "process {pid}, which serves {name}, does not answer"
+        )),
+    }
+}
+
+/// `None` where the serving process does not answer.
+fn status(dir: &VolumeDir) -> Option<State> {
+    let control = dir.control();
+    let asked = within(ANSWER_PATIENCE, move || Ok(ask(&control, Request::Status)?));
+    match asked {
+        Ok(Some(Answer::Status(state))) => Some(state),
+        Ok(_) | Err(_) => None,
     }
 }
 

@@ -17,3 +17,4 @@ pub(crate) mod serving;
 mod set_up;
 pub(crate) mod users;
 pub(crate) mod uses;
+pub(crate) mod waiting;

@@ -139,7 +139,7 @@ pub fn users_of_unmounted(disk: &Path) -> Option<String> {
 }
 
 /// The name of a process, which may be another user's.
-fn name_of(process: &Path) -> String {
+pub(super) fn name_of(process: &Path) -> String {
     let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
     Shown(name.trim()).to_string()
 }
