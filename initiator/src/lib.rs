@@ -168,7 +168,9 @@ pub mod internals {
             };
         }
         pub mod uses {
-            pub use crate::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
+            pub use crate::front_ends::disk::uses::{
+                Use, claimed, claimed_behind_unmount, perhaps_by_overlays,
+            };
         }
         pub mod waiting {
             pub use crate::front_ends::disk::waiting::waiting_in;

@@ -377,11 +377,18 @@ fn an_unmount_by_force_writes_what_still_uses_the_file_system_has_not_written() 
 #[test]
 fn an_overlay_of_relative_folders_is_named_and_loses_nothing() {
     let test = "an_overlay_of_relative_folders_is_named_and_loses_nothing";
-    if !has_disks(test, &["mkfs.ext4"]) || !has_file_system(test, "overlay") {
-        return;
+    for kind in ["ext4", "btrfs"] {
+        let mkfs = format!("mkfs.{kind}");
+        if has_disks(test, &[&mkfs]) && [kind, "overlay"].iter().all(|of| has_file_system(test, of))
+        {
+            overlay_of_relative_folders(kind);
+        }
     }
+}
+
+fn overlay_of_relative_folders(kind: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "ext4");
+    let image = image(dir.path(), kind);
     let at = own_address();
     let _daemon = Daemon::start(utf8(&image), 4096, at);
     let machine = Machine::new(at);
@@ -439,6 +446,46 @@ fn an_overlay_of_relative_folders_is_named_and_loses_nothing() {
         "precious"
     );
     machine.umount();
+    machine.assert_clean(&device);
+}
+
+/// Not even its name says what it lies on.
+#[test]
+fn an_overlay_that_may_lie_anywhere_is_named_before_force_is() {
+    let test = "an_overlay_that_may_lie_anywhere_is_named_before_force_is";
+    if !has_disks(test, &["mkfs.ext4"]) || !has_file_system(test, "overlay") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "ext4");
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    let point = machine.mount_point();
+    machine.mount(&[]);
+    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+    folder(&machine, "over");
+    for name in ["anyhow-u", "anyhow-w"] {
+        fs::create_dir(point.join(name)).unwrap();
+    }
+    let over = machine.path("over");
+    let options = "lowerdir=/etc,upperdir=anyhow-u,workdir=anyhow-w";
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "overlay", "overlay", "-o", options, utf8(&over)])
+        .current_dir(&point)
+        .output();
+    told(&mounted.unwrap());
+    let text = told(&machine.run("umount", &[utf8(&point)]));
+    let again = complaint(&machine.run("umount", &[utf8(&point)]));
+    let list = machine.list();
+    let attention = list[0]["attention"].as_str().expect("it is in use");
+    let advice = format!("umount {}", utf8(&over));
+    for said in [text.as_str(), &again, attention] {
+        let named = said.find(&advice).expect(said);
+        assert!(said.find("--force").is_none_or(|at| named < at), "{said}");
+    }
+    tool("umount", &[utf8(&over)]);
+    capstan_tests::wait::wait_until("the disk goes with it", || machine.list().is_empty());
     machine.assert_clean(&device);
 }
 

@@ -11,7 +11,9 @@ use capstan_initiator::internals::disk::kept;
 use capstan_initiator::internals::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::internals::disk::users::{open_in, users_of_unmounted};
-use capstan_initiator::internals::disk::uses::{Use, claimed, claimed_behind_unmount};
+use capstan_initiator::internals::disk::uses::{
+    Use, claimed, claimed_behind_unmount, perhaps_by_overlays,
+};
 use capstan_initiator::internals::words::word_of;
 use clap::Args;
 use serde_json::{Value, json};
@@ -280,8 +282,9 @@ impl Row {
                 ),
                 (None, None) if is_unused => not_mounted(&record, &at.to_string()),
                 (None, None) => format!(
-                    "being mounted at {at}, or unmounted from there; if that does not end: capstan \
-                     umount --force {folder}"
+                    "being mounted at {at}, or unmounted from there; {}if that does not end: capstan \
+                     umount --force {folder}",
+                    perhaps_by_overlays()
                 ),
             });
         }

@@ -11,7 +11,9 @@ use capstan_initiator::internals::disk::loop_process::{look, set_autoclear};
 use capstan_initiator::internals::disk::mounts::{Mount as Mounted, mount_at, mounts_of, resolved};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir};
 use capstan_initiator::internals::disk::users::users_of_unmounted;
-use capstan_initiator::internals::disk::uses::{Use, claimed, claimed_behind_unmount};
+use capstan_initiator::internals::disk::uses::{
+    Use, claimed, claimed_behind_unmount, perhaps_by_overlays,
+};
 use capstan_initiator::internals::words::word_of;
 use capstan_nvme_proto::text::Shown;
 use clap::Args;
@@ -298,8 +300,9 @@ impl Umount {
             let named = word_of(&self.target);
             bail!(
                 "the kernel has unmounted {target} and has not finished with {device}, or has not begun \
-                 to mount it: it waits for I/O; see `capstan list`. What ends it without what is not \
-                 written: capstan umount --force {named}"
+                 to mount it: it waits for I/O; see `capstan list`; {}what ends it without what is not \
+                 written: capstan umount --force {named}",
+                perhaps_by_overlays()
             );
         }
         self.check_mounted(&record, &mounts)?;

@@ -225,19 +225,24 @@ pub fn mounts_elsewhere(disk: &Path, count: usize) -> Vec<Elsewhere> {
 /// that mounted it knows.
 pub(crate) type OverlayOfRelative = (PathBuf, PathBuf);
 
-/// The overlays that may lie on what was mounted at `points`, as far as their folders' names say.
+/// The overlays that may lie on what was mounted at `points`, as far as their folders' names say;
+/// without these, all that may lie anywhere.
 ///
 /// # Errors
 /// `/proc` is not there.
-pub(crate) fn overlays_perhaps_on(points: &[PathBuf]) -> io::Result<Vec<OverlayOfRelative>> {
+pub(crate) fn overlays_perhaps_on(
+    points: Option<&[PathBuf]>,
+) -> io::Result<Vec<OverlayOfRelative>> {
     Ok(perhaps_on(mounts()?, points))
 }
 
-fn perhaps_on(mounts: Vec<Mount>, points: &[PathBuf]) -> Vec<OverlayOfRelative> {
+fn perhaps_on(mounts: Vec<Mount>, points: Option<&[PathBuf]>) -> Vec<OverlayOfRelative> {
+    let leads_there = |layer: &PathBuf| {
+        points.is_none_or(|points| points.iter().any(|at| leads_through(layer, at)))
+    };
     let of_one = |mount: Mount| {
         let mut relative = mount.layers.into_iter().filter(|layer| layer.is_relative());
-        let layer = relative.find(|layer| points.iter().any(|at| leads_through(layer, at)))?;
-        Some((mount.mount_point, layer))
+        Some((mount.mount_point, relative.find(leads_there)?))
     };
     mounts.into_iter().filter_map(of_one).collect()
 }
@@ -581,15 +586,17 @@ mod tests {
 45 22 0:51 / /other rw - overlay overlay rw,lowerdir=l/AB:l/CD,upperdir=/up,workdir=/work
 46 22 0:52 / /absolute rw - overlay overlay rw,lowerdir=/srv/m
 ";
-        let of = |point: &str| {
-            let found = perhaps_on(parse_all(mounts.as_bytes()), &[PathBuf::from(point)]);
+        let found = |points| {
+            let found = perhaps_on(parse_all(mounts.as_bytes()), points);
             let texts = found
                 .iter()
                 .map(|(over, layer)| format!("{} {}", over.display(), layer.display()));
             texts.collect::<Vec<_>>()
         };
+        let of = |point: &str| found(Some(&[PathBuf::from(point)]));
         assert_eq!(of("/srv/m"), ["/over m/u"]);
         assert_eq!(of("/srv/l"), ["/other l/AB"]);
         assert_eq!(of("/srv/u"), [""; 0]);
+        assert_eq!(found(None), ["/over low", "/other l/AB"]);
     }
 }

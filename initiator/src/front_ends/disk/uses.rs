@@ -8,7 +8,7 @@ use super::loop_device::{holders, is_configured};
 use super::loop_process::look;
 use super::mounts::{Elsewhere, mounts_elsewhere, mounts_of, overlays_perhaps_on};
 use super::record::Record;
-use super::users::{known_users_of, users_of};
+use super::users::{known_users_of, processes_of, users_of};
 use crate::words::word_of;
 
 /// More of a kind are not named: the next look does.
@@ -51,6 +51,31 @@ fn is_in_use(record: &Record) -> bool {
         || is_configured(path) && look(path).is_ok_and(|state| state.in_use)
 }
 
+/// The overlays that may keep a disk which nothing else is known to keep, and what ends that, as the
+/// begin of a clause; nothing where there are none.
+#[must_use]
+pub fn perhaps_by_overlays() -> String {
+    let overlays = overlays_perhaps_on(None).unwrap_or_default();
+    let named = || overlays.iter().take(NAMED_MAX);
+    let found: Vec<_> = named()
+        .map(|(over, layer)| {
+            let (over, layer) = (over.display(), layer.display());
+            format!("the overlay at {over}, which has the relative folder {layer}")
+        })
+        .collect();
+    let steps: Vec<_> = named()
+        .map(|(over, _)| format!("umount {}", word_of(over)))
+        .collect();
+    match found.is_empty() {
+        true => String::new(),
+        false => format!(
+            "it may be in use by {}: {}; ",
+            found.join(" or by "),
+            steps.join(" or ")
+        ),
+    }
+}
+
 impl Use {
     /// Of a volume's disk that is in use.
     #[must_use]
@@ -67,7 +92,10 @@ impl Use {
             let (disk, at, folder) = (path.display(), point.display(), word_of(point));
             return Self {
                 by: format!("{disk} is being mounted at {at}, or unmounted from there"),
-                end: format!("if that does not end: capstan umount --force {folder}"),
+                end: format!(
+                    "{}if that does not end: capstan umount --force {folder}",
+                    perhaps_by_overlays()
+                ),
                 folders: Vec::new(),
             };
         }
@@ -98,8 +126,9 @@ impl Use {
                 folders: Vec::new(),
             });
         }
-        let overlays = overlays_perhaps_on(&record.mount_points).unwrap_or_default();
-        let is_by_overlays = !overlays.is_empty() && known_users_of(path).is_none();
+        let overlays = overlays_perhaps_on(Some(&record.mount_points)).unwrap_or_default();
+        // That a btrfs is on the disk says nothing of what keeps it.
+        let is_by_overlays = !overlays.is_empty() && processes_of(path).is_empty();
         is_by_overlays.then(|| Self::by_overlays(path, &overlays))
     }
 
@@ -110,7 +139,8 @@ impl Use {
         Self {
             by: format!("{disk} is claimed by another user ({})", users_of(path)),
             end: format!(
-                "end that first, or, if it is an unmount that does not end: capstan umount --force {disk}"
+                "{}end that first, or, if it is an unmount that does not end: capstan umount --force {disk}",
+                perhaps_by_overlays()
             ),
             folders: Vec::new(),
         }
