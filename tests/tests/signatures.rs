@@ -314,3 +314,117 @@ fn a_file_system_this_kernel_does_not_have_is_named() {
     );
     machine.assert_clean(Path::new("/dev/loop-none"));
 }
+
+/// An image with a GPT for LBAs of so many bytes, with one partition of 2 MiB (UEFI 2.10, 5.3).
+fn with_gpt(folder: &Path, lba_bytes: u64) -> PathBuf {
+    let last = 64 * MIB / lba_bytes - 1;
+    let mut entries = vec![0; 128 * 128];
+    // A Linux file system's type, in the order of a GUID's bytes.
+    entries[..16].copy_from_slice(&0xe47d_47d8_693d_798e_4772_8483_0fc6_3daf_u128.to_le_bytes());
+    entries[16..32].fill(7);
+    for (at, lba) in [(32, MIB / lba_bytes), (40, 3 * MIB / lba_bytes - 1)] {
+        entries[at..at + 8].copy_from_slice(&lba.to_le_bytes());
+    }
+    let entries_lbas = (128_u64 * 128).div_ceil(lba_bytes);
+    let header = |at: u64, other: u64, entries_at: u64| {
+        let mut header = [0; 92];
+        header[..8].copy_from_slice(b"EFI PART");
+        for (at, value) in [
+            (8, 0x1_0000),
+            (12, 92),
+            (80, 128),
+            (84, 128),
+            (88, crc(&entries)),
+        ] {
+            header[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        let usable = [2 + entries_lbas, last - entries_lbas - 1];
+        for (place, value) in (24..).step_by(8).zip([at, other, usable[0], usable[1]]) {
+            header[place..place + 8].copy_from_slice(&u64::to_le_bytes(value));
+        }
+        header[56..72].fill(9);
+        header[72..80].copy_from_slice(&entries_at.to_le_bytes());
+        let own: u32 = crc(&header);
+        header[16..20].copy_from_slice(&own.to_le_bytes());
+        header
+    };
+    let (first, second) = (header(1, last, 2), header(last, 1, last - entries_lbas));
+    let protective = dos_table_of(lba_bytes, &[(0xee, lba_bytes, last * lba_bytes)]);
+    let bytes: [(u64, &[u8]); 5] = [
+        (0, &protective),
+        (lba_bytes, &first),
+        (2 * lba_bytes, &entries),
+        ((last - entries_lbas) * lba_bytes, &entries),
+        (last * lba_bytes, &second),
+    ];
+    image(folder, &bytes)
+}
+
+/// CRC-32, as UEFI has it, bit by bit.
+fn crc(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            (crc >> 1) ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 }
+        })
+    })
+}
+
+#[test]
+fn a_gpt_whose_first_copy_is_damaged_is_restored_as_it_is_said() {
+    let test = "a_gpt_whose_first_copy_is_damaged_is_restored_as_it_is_said";
+    if !has_disks(test, &["partx"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = with_gpt(dir.path(), LBA);
+    let file = File::options().write(true).open(&image).unwrap();
+    file.write_all_at(&vec![0; 64 << 10], 0).unwrap();
+    let (_daemon, machine) = serve(&image);
+    let damaged = "the first copy of its GPT is damaged, and the backup at its end is whole, with 1 partition:";
+    let mut said = Vec::new();
+    for args in [&[][..], &["--part", "1"]] {
+        let error = refused(&machine, args);
+        assert!(error.contains(damaged), "{error}");
+        assert!(!error.contains("leave it out"), "{error}");
+        said.push(error);
+    }
+    let (_, step) = said[0].split_once("by gdisk (`").expect("a step");
+    let (step, _) = step.split_once('`').expect("a step");
+    if !has_disks(test, &["gdisk"]) {
+        return;
+    }
+    let device = machine.attach(&[]);
+    told(&capstan_tests::program::shell(
+        &step.replace("DEVICE", utf8(&device)),
+    ));
+    told(&machine.run("detach", &[utf8(&device)]));
+    let error = refused(&machine, &[]);
+    assert!(
+        error.contains("--part N: 1: no signature, 2.0 MiB"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_gpt_for_other_lbas_says_which() {
+    let test = "a_gpt_for_other_lbas_says_which";
+    if !has_disks(test, &["partx"]) {
+        return;
+    }
+    for (made_for, has) in [(4096, 512), (512, 4096)] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = with_gpt(dir.path(), made_for);
+        let at = own_address();
+        let daemon = Daemon::start(utf8(&image), has, at);
+        let machine = Machine::new(at);
+        let expected = format!(
+            "that is a GPT for LBAs of {made_for} bytes, and the volume has LBAs of {has}: on the target, say `lba = \
+             {made_for}`"
+        );
+        for args in [&[][..], &["--part", "1"]] {
+            let error = refused(&machine, args);
+            assert!(error.contains(&expected), "{error}");
+        }
+        drop(daemon);
+    }
+}

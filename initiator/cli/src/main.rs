@@ -14,6 +14,7 @@ mod feature;
 mod force;
 mod found;
 mod fs_size;
+mod gpt;
 mod identify;
 mod idle;
 mod interrupt;

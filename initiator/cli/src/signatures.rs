@@ -13,17 +13,16 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use serde::Deserialize;
 
 use super::interrupt::Interrupted;
-use super::output;
 use super::tool::Tools;
+use super::{gpt, output};
 
 /// Where signatures live at the start of a disk, in bytes: the last that libblkid looks for are
 /// VMFS's at 1 and 2 MiB.
 const HEAD_BYTES: u64 = 4 << 20;
 /// The same at the end: RAID, ZFS, the second GPT.
 const TAIL_BYTES: u64 = 1 << 20;
-/// LBA size of most partition tables, in bytes, and what a GPT (UEFI 5.3.2) begins with at LBA 1.
-const COMMON_LBA_BYTES: usize = 512;
-const GPT_SIGNATURE: &[u8] = b"EFI PART";
+/// LBA size of most disks, in bytes.
+const COMMON_LBA_BYTES: u32 = 512;
 /// `blkid -p`: nothing was found.
 const BLKID_NOTHING: i32 = 2;
 /// `blkid -p`: several signatures contradict each other.
@@ -178,11 +177,16 @@ pub(super) fn nothing_to_mount(
             },
             on_part("`mkfs.ext4 DEVICE`", part)
         ),
-        NoFileSystem::Unknown { first_byte } => anyhow!(
-            "{what} holds no file system that blkid knows, and is not blank: byte {first_byte} \
-             is not zero; find out what it is before anything is written to it, or say which \
-             file system with --type"
-        ),
+        NoFileSystem::Unknown { first_byte } => match advice_on_gpt(device, tools) {
+            Some(advice) => {
+                anyhow!("{what} holds a partition table (gpt), and no file system; {advice}")
+            }
+            None => anyhow!(
+                "{what} holds no file system that blkid knows, and is not blank: byte {first_byte} \
+                 is not zero; find out what it is before anything is written to it, or say which \
+                 file system with --type"
+            ),
+        },
         NoFileSystem::Signatures { main, all } => {
             let kinds = kinds(all);
             let main = main.as_deref().or(match kinds.as_slice() {
@@ -250,7 +254,7 @@ fn known(kind: &str, device: &Path, tools: &Tools<'_>) -> (&'static str, String)
 }
 
 fn advice_on_partitions(device: &Path, tools: &Tools<'_>) -> String {
-    if let Some(advice) = advice_on_lbas(device, tools) {
+    if let Some(advice) = advice_on_gpt(device, tools) {
         return advice;
     }
     match partitions(device, tools) {
@@ -295,20 +299,13 @@ pub(super) fn why_not_mounted(
         return Some(format!(
             "{what} holds {kind} with blocks of {block_bytes} bytes, which cannot be mounted from a volume with LBAs of \
              {lba_bytes}: {}",
-            with_common_lbas()
+            gpt::with_lbas(COMMON_LBA_BYTES)
         ));
     }
     let is_other = kind != fs_type && !(kind.starts_with("ext") && fs_type.starts_with("ext"));
     is_other.then(|| {
         format!("{what} holds {kind}, and --type is {fs_type}: leave --type out, or say {kind}")
     })
-}
-
-/// What is to be done at the target for smaller LBAs.
-fn with_common_lbas() -> String {
-    format!(
-        "on the target, say `lba = {COMMON_LBA_BYTES}` of that namespace and restart it, or export it with `--lba {COMMON_LBA_BYTES}`"
-    )
 }
 
 /// What an LBA of a disk has.
@@ -318,26 +315,9 @@ fn lba_bytes(device: &Path) -> Option<u32> {
     std::fs::read_to_string(lba_bytes).ok()?.trim().parse().ok()
 }
 
-/// What to do about a partition table that was made for smaller LBAs than `device` has.
-fn advice_on_lbas(device: &Path, tools: &Tools<'_>) -> Option<String> {
-    let lba_bytes = usize::try_from(lba_bytes(device)?).ok()?;
-    let (what, device) = (device.display().to_string(), device.to_owned());
-    let head = tools.read(&what, move || {
-        let mut head = [0; 2 * COMMON_LBA_BYTES];
-        File::open(&device)?.read_exact_at(&mut head, 0)?;
-        Ok(head)
-    });
-    is_for_smaller_lbas(&head.ok()?, lba_bytes).then(|| {
-        format!(
-            "that is a GPT for LBAs of {COMMON_LBA_BYTES} bytes, and the volume has LBAs of {lba_bytes}: {}",
-            with_common_lbas()
-        )
-    })
-}
-
-fn is_for_smaller_lbas(head: &[u8], lba_bytes: usize) -> bool {
-    let second = head.get(COMMON_LBA_BYTES..).unwrap_or_default();
-    lba_bytes > COMMON_LBA_BYTES && second.starts_with(GPT_SIGNATURE)
+/// What to do about a GPT on `device` that cannot be used as it is.
+fn advice_on_gpt(device: &Path, tools: &Tools<'_>) -> Option<String> {
+    gpt::advice(device, lba_bytes(device)?, tools)
 }
 
 /// The different kinds, once each. The protective MBR belongs to its GPT.
@@ -415,9 +395,15 @@ pub(super) fn partition(device: &Path, number: u32, tools: &Tools<'_>) -> Result
     let Some(one) = found.iter().find(|one| one.number == number) else {
         let words: Vec<_> = found.iter().map(Partition::in_words).collect();
         if words.is_empty() {
-            if let Some(advice) = advice_on_lbas(device, tools) {
+            if let Some(advice) = advice_on_gpt(device, tools) {
                 bail!(
                     "--part is {number}, and the volume's partition table cannot be read: {advice}"
+                );
+            }
+            if blkid(device, tools)?.table.is_some() {
+                bail!(
+                    "--part is {number}, and the volume's partition table names no partition; `partx --show DEVICE` and \
+                     `fdisk --list DEVICE` show it"
                 );
             }
             bail!(

@@ -189,13 +189,3 @@ fn a_file_system_counts_when_nothing_contradicts_it() {
     let swap = verdict("TYPE=swap\nUSAGE=other\n");
     assert_eq!((swap.file_system(), swap.main()), (None, Some("swap")));
 }
-
-#[test]
-fn a_gpt_for_smaller_lbas_is_told_from_one_of_the_disk_s_own() {
-    let mut head = vec![0; 1024];
-    assert!(!super::is_for_smaller_lbas(&head, 4096));
-    head[512..520].copy_from_slice(b"EFI PART");
-    assert!(super::is_for_smaller_lbas(&head, 4096));
-    assert!(!super::is_for_smaller_lbas(&head, 512));
-    assert!(!super::is_for_smaller_lbas(&head[..500], 4096));
-}
