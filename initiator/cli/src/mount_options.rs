@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail};
 
+use super::signatures::used_otherwise;
+
 /// What may keep a file system of this type from being mounted read-only, and the option that
 /// leaves it out (mount(8), xfs(5), btrfs(5)): its journal is replayed by a mount, which writes.
 pub(super) fn without_journal(fs_type: &str, options: &[&str]) -> Option<String> {
@@ -22,6 +24,11 @@ pub(super) fn without_journal(fs_type: &str, options: &[&str]) -> Option<String>
 
 /// One kind of file system: mount(8) takes several, and what begins with `no` as all others.
 pub(super) fn kind(text: &str) -> Result<String, String> {
+    if let Some((name, step)) = used_otherwise(text) {
+        return Err(format!(
+            "that is {name}, and no file system to mount: {step}"
+        ));
+    }
     let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if !text.is_empty() && text.chars().all(is_name) && !text.starts_with("no") {
         return Ok(text.to_owned());

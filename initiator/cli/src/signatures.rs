@@ -224,8 +224,26 @@ fn on_part(advice: &str, part: Option<u32>) -> String {
 
 /// What a signature stands for, and what to do with a disk that has it.
 fn known(kind: &str, device: &Path, tools: &Tools<'_>) -> (&'static str, String) {
-    let attach = "attach it (`capstan attach …`), then ";
     match kind {
+        "dos" | "gpt" | "PMBR" | "mac" | "bsd" | "sun" | "sgi" | "atari" => {
+            ("a partition table", advice_on_partitions(device, tools))
+        }
+        _ => used_otherwise(kind).unwrap_or_else(|| {
+            (
+                "something with a signature",
+                format!("{ATTACH}use what it was made with"),
+            )
+        }),
+    }
+}
+
+/// The step before what is done with a disk.
+const ATTACH: &str = "attach it (`capstan attach …`), then ";
+
+/// What has this name of libblkid's, is no file system and is not mounted; and how it is used.
+pub(super) fn used_otherwise(kind: &str) -> Option<(&'static str, String)> {
+    let attach = ATTACH;
+    let found = match kind {
         "crypto_LUKS" | "BitLocker" => (
             "an encrypted volume",
             format!("{attach}open it: `cryptsetup open DEVICE NAME`"),
@@ -239,18 +257,13 @@ fn known(kind: &str, device: &Path, tools: &Tools<'_>) -> (&'static str, String)
             format!("{attach}`zpool import -d DEVICE`"),
         ),
         "swap" | "swsuspend" => ("swap space", format!("{attach}`swapon DEVICE`")),
-        "dos" | "gpt" | "PMBR" | "mac" | "bsd" | "sun" | "sgi" | "atari" => {
-            ("a partition table", advice_on_partitions(device, tools))
-        }
         _ if kind.ends_with("_raid_member") => (
             "a member of a RAID",
             "attach all of them (`capstan attach …`), then `mdadm --assemble --scan`".to_owned(),
         ),
-        _ => (
-            "something with a signature",
-            format!("{attach}use what it was made with"),
-        ),
-    }
+        _ => return None,
+    };
+    Some(found)
 }
 
 fn advice_on_partitions(device: &Path, tools: &Tools<'_>) -> String {
