@@ -333,11 +333,18 @@ fn an_unmount_whose_process_is_stopped_is_ended_as_list_says() {
     signal(umount.id(), Signal::SIGKILL);
     umount.wait().unwrap();
     let attention = scene.attention();
+    let go_on = format!(
+        "is stopped (`kill -CONT {}` lets it go on)",
+        machine.serving_pid()
+    );
+    assert!(attention.contains(&go_on), "{attention}");
     let (_, step) = attention.rsplit_once(": capstan ").expect("a step");
     let words: Vec<&str> = step.split(' ').collect();
     let error = complaint(&machine.run(words[0], &words[1..]));
     // It is done, and what was not written is told as lost writes are.
-    assert!(error.contains("is lost"), "{step}: {error}");
+    for words in ["is lost", &go_on] {
+        assert!(error.contains(words), "{step}, {words}: {error}");
+    }
     assert!(lost_log(machine).contains("is lost"));
     machine.assert_clean(&device);
 }

@@ -133,7 +133,10 @@ pub(super) fn unmount(
                 (why.clone(), Some(unmounting), vec![why], MOMENT)
             }
             Waited::Late => {
-                let why = format!("it is not unmounted after {} s", PATIENCE.as_secs());
+                let waits_for = what_io_waits_for(dir, record);
+                let waits_for = waits_for.map_or_else(String::new, |why| format!("; {why}"));
+                let seconds = PATIENCE.as_secs();
+                let why = format!("it is not unmounted after {seconds} s{waits_for}");
                 (why.clone(), Some(unmounting), vec![why], WRITE_PATIENCE)
             }
         };
@@ -251,7 +254,6 @@ fn waiting(record: &Record) -> String {
 
 /// How the controller of a volume is, in words.
 fn how_it_is(dir: &VolumeDir, record: &Record) -> String {
-    let pid = record.process.pid;
     match status(dir) {
         Some(State {
             silent_ms: Some(ms),
@@ -259,10 +261,7 @@ fn how_it_is(dir: &VolumeDir, record: &Record) -> String {
             ..
         }) => format!("whose target has not answered for {ms} ms (its controller is {detail})"),
         Some(state) => format!("whose controller is {}", state.detail),
-        None if record.process.is_stopped() => {
-            format!("whose serving process {pid} is stopped (`kill -CONT {pid}` lets it go on)")
-        }
-        None => "whose serving process does not answer".to_owned(),
+        None => format!("whose serving process {}", why_mute(record)),
     }
 }
 
@@ -279,12 +278,19 @@ pub(super) fn what_io_waits_for(dir: &VolumeDir, record: &Record) -> Option<Stri
             "the target of {name} is away: its controller is {}",
             state.detail
         )),
-        None if record.process.is_stopped() => Some(format!(
-            "process {pid}, which serves {name}, is stopped (`kill -CONT {pid}` lets it go on)"
-        )),
         None => Some(format!(
-            "process {pid}, which serves {name}, does not answer"
+            "process {pid}, which serves {name}, {}",
+            why_mute(record)
         )),
+    }
+}
+
+/// What a serving process does that does not answer.
+fn why_mute(record: &Record) -> String {
+    let pid = record.process.pid;
+    match record.process.is_stopped() {
+        true => format!("is stopped (`kill -CONT {pid}` lets it go on)"),
+        false => "does not answer".to_owned(),
     }
 }
 
@@ -387,7 +393,7 @@ pub(super) fn end_in_use(dir: &VolumeDir, record: &Record, used: &Use, stays: bo
     if ends_by_itself {
         return Ok(());
     }
-    let written = write_first(dir, used);
+    let written = write_first(dir, record, used);
     if let Err(error) = &written {
         tracing::error!(
             device = %record.name(),
@@ -402,12 +408,11 @@ pub(super) fn end_in_use(dir: &VolumeDir, record: &Record, used: &Use, stays: bo
 }
 
 /// Has the file systems that use a disk written, within [`WRITE_PATIENCE`].
-fn write_first(dir: &VolumeDir, used: &Use) -> Result<()> {
-    let control = dir.control();
-    match within(ANSWER_PATIENCE, move || Ok(ask(&control, Request::Status)?)) {
-        Ok(Some(Answer::Status(state))) if state.is_live() => {}
-        Ok(Some(Answer::Status(state))) => bail!("its controller is {}", state.detail),
-        Ok(_) | Err(_) => bail!("the serving process does not answer"),
+fn write_first(dir: &VolumeDir, record: &Record, used: &Use) -> Result<()> {
+    match status(dir) {
+        Some(state) if state.is_live() => {}
+        Some(state) => bail!("its controller is {}", state.detail),
+        None => bail!("the serving process {}", why_mute(record)),
     }
     let folders = used.folders.clone();
     let written = within(WRITE_PATIENCE, move || {

@@ -62,6 +62,10 @@ impl Trouble {
     /// Of one whose process lives, and what that does instead of telling how the volume is.
     pub(super) fn mute(dir: &VolumeDir, record: &Record, mounts: &[Mount], why: &str) -> Self {
         let (pid, log) = (record.process.pid, dir.log());
+        let why = match record.process.is_stopped() {
+            true => format!("is stopped (`kill -CONT {pid}` lets it go on) and {why}"),
+            false => why.to_owned(),
+        };
         Self {
             seen: format!(
                 "process {pid}, which serves it, {why}; its log is {}",
