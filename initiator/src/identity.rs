@@ -174,12 +174,34 @@ fn not_of_the_form(from: &str, name: &Nqn) -> Option<String> {
 
 fn read(root: &Path, path: &str) -> Option<String> {
     let text = fs::read_to_string(root.join(path.trim_start_matches('/'))).ok()?;
-    let line = text.lines().next()?.trim();
+    first_line_of(&text)
+}
+
+/// The files of nvme-cli that are there and have nothing in their first line, each with the command
+/// that fills it.
+#[must_use]
+pub(crate) fn empty_files() -> Vec<(&'static str, String)> {
+    let paths = [HOSTNQN_PATH, HOSTID_PATH].into_iter();
+    let empty = paths
+        .filter(|path| fs::read_to_string(path).is_ok_and(|text| first_line_of(&text).is_none()));
+    empty.map(|path| (path, what_fills(path))).collect()
+}
+
+fn what_fills(path: &str) -> String {
+    let tool = match path {
+        HOSTNQN_PATH => "nvme gen-hostnqn",
+        _ => "uuidgen",
+    };
+    format!("{tool} > {path}")
+}
+
+fn first_line_of(text: &str) -> Option<String> {
+    let line = text.lines().next().unwrap_or_default().trim();
     (!line.is_empty()).then(|| line.to_owned())
 }
 
 /// The first line of a file that a person or nvme-cli has written; `None` when there is no file, or
-/// nothing in it.
+/// nothing in it, which is said.
 fn first_line(root: &Path, path: &'static str) -> Result<Option<String>, IdentityError> {
     let text = match fs::read_to_string(root.join(path.trim_start_matches('/'))) {
         Ok(text) => text,
@@ -191,8 +213,14 @@ fn first_line(root: &Path, path: &'static str) -> Result<Option<String>, Identit
             return Err(IdentityError::File { path, problem });
         }
     };
-    let line = text.lines().next().unwrap_or_default().trim();
-    Ok((!line.is_empty()).then(|| line.to_owned()))
+    let line = first_line_of(&text);
+    if line.is_none() {
+        tracing::warn!(
+            "{path} is empty, and this host is known by what is made without it: `{}` fills it, or remove it",
+            what_fills(path)
+        );
+    }
+    Ok(line)
 }
 
 /// A UUID of this machine that does not disclose its machine-id, as `machine-id(5)` asks: a name

@@ -184,6 +184,9 @@ pub mod internals {
             Action, CommandData, Discovery, Host, HostConfig, SlotIndex, Status,
         };
     }
+    pub mod identity {
+        pub use crate::identity::empty_files;
+    }
     pub mod shortage {
         pub use crate::shortage::shortage;
     }

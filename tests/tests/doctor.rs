@@ -391,3 +391,59 @@ fn what_may_be_meant_so_is_not_to_be_mended() {
         "{remedy}"
     );
 }
+
+/// `capstan doctor ARGS` with these files in `/etc/nvme`, which only it sees.
+fn doctor_with(files: &[(&str, &str)]) -> (Value, Output) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let script = "mount --bind \"$1\" /etc/nvme && exec \"$2\" doctor --output json";
+    let output = Command::new("unshare")
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            script,
+            "sh",
+        ])
+        .arg(folder.path())
+        .arg(program("capstan"))
+        .output()
+        .expect("unshare runs");
+    let report = serde_json::from_slice(&output.stdout);
+    let report = report.unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (report, output)
+}
+
+#[test]
+fn root_who_this_host_is_is_looked_at_without_a_target() {
+    let test = "root_who_this_host_is_is_looked_at_without_a_target";
+    if !nix::unistd::geteuid().is_root() || !std::path::Path::new("/etc/nvme").is_dir() {
+        eprintln!("SKIPPED {test}: it needs root and the folder /etc/nvme");
+        return;
+    }
+    let (report, output) = doctor_with(&[("hostid", "xx\n")]);
+    assert_error(
+        &report,
+        &output,
+        "host NQN",
+        "/etc/nvme/hostid is \\\"xx\\\"",
+    );
+    let remedy = &check(&report, "host NQN")["remedy"];
+    assert!(
+        remedy.to_string().contains("uuidgen > /etc/nvme/hostid"),
+        "{remedy}"
+    );
+    let (report, output) = doctor_with(&[("hostnqn", "a b\u{1}\n")]);
+    assert_error(&report, &output, "host NQN", "/etc/nvme/hostnqn is");
+    let (report, output) = doctor_with(&[("hostnqn", "\n")]);
+    let empty = check(&report, "/etc/nvme/hostnqn");
+    assert_eq!(empty["verdict"], "warning", "{empty:#}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let warned = "/etc/nvme/hostnqn is empty, and this host is known by what is made without it";
+    assert!(said.contains(warned), "{said}");
+    assert_eq!(check(&report, "host NQN")["verdict"], "ok");
+}

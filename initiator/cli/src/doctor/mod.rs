@@ -44,8 +44,9 @@ impl Doctor {
         let machine = Machine::here();
         let mut checks = machine_checks(&machine, &Role::Host);
         checks.extend(attached::attached());
-        if let Some(connect) = &self.connect {
-            checks.extend(self.try_target(connect));
+        match &self.connect {
+            Some(connect) => checks.extend(self.try_target(connect)),
+            None => checks.extend(reach::this_host()),
         }
         if self.output.is_json() {
             output::json(&json(&checks))?;

@@ -4,8 +4,10 @@
 
 use std::net::SocketAddr;
 
+use anyhow::{Error, Result};
 use capstan_doctor::Check;
-use capstan_initiator::identity::Identity;
+use capstan_initiator::identity::{Identity, IdentityError};
+use capstan_initiator::internals::identity::empty_files;
 use capstan_initiator::{Options, Taken};
 use capstan_rdma::choose;
 
@@ -51,21 +53,50 @@ fn host_nqn(identity: &Identity) -> Check {
     }
 }
 
+/// Who this host is without options, for every command.
+pub(super) fn this_host() -> Vec<Check> {
+    let mut checks = Vec::new();
+    checks.extend(empty());
+    who(Identity::find(None, None).map_err(Error::from), &mut checks);
+    checks
+}
+
+const EXPECTED: &str = "an NQN and a UUID";
+
+/// Files that would say who this host is, and say nothing.
+fn empty() -> impl Iterator<Item = Check> {
+    let empty = empty_files().into_iter();
+    empty.map(|(path, remedy)| Check::warning(path, "is empty", EXPECTED, remedy))
+}
+
+/// Who this host is; `None` when that cannot be told.
+fn who(found: Result<Identity>, checks: &mut Vec<Check>) -> Option<Identity> {
+    match found {
+        Ok(identity) => {
+            checks.push(host_nqn(&identity));
+            Some(identity)
+        }
+        Err(error) => {
+            let remedy = match error.downcast_ref() {
+                Some(IdentityError::HostId { from, .. }) if from.starts_with('/') => {
+                    format!("uuidgen > {from}, or give --hostid")
+                }
+                _ => "nvme gen-hostnqn > /etc/nvme/hostnqn, or give --hostnqn and --hostid"
+                    .to_owned(),
+            };
+            let seen = format!("{error:#}");
+            checks.push(Check::error("host NQN", seen, EXPECTED, remedy));
+            None
+        }
+    }
+}
+
 /// Who this host is, where the target is, and over what. `None` when it is of no use to go on.
 pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Reached> {
-    let identity = match connect.identity() {
-        Ok(identity) => identity,
-        Err(error) => {
-            checks.push(Check::error(
-                "host NQN",
-                format!("{error:#}"),
-                "an NQN and a UUID",
-                "nvme gen-hostnqn > /etc/nvme/hostnqn, or give --hostnqn and --hostid",
-            ));
-            return None;
-        }
-    };
-    checks.push(host_nqn(&identity));
+    if connect.hostnqn.is_none() {
+        checks.extend(empty());
+    }
+    let identity = who(connect.identity(), checks)?;
     let addresses = match connect.discovery_options(&identity).socket_addrs() {
         Ok(addresses) => addresses,
         Err(error) => {
