@@ -113,7 +113,7 @@ pub use volume::{BlockingVolume, Volume};
 #[doc(hidden)]
 pub mod internals {
     pub mod claim {
-        pub use crate::claim::{Claim, Holder, Sharing};
+        pub use crate::claim::{Claim, Holder, Sharing, folder};
     }
     pub mod disk {
         pub mod clearing {

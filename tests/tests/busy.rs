@@ -60,6 +60,7 @@ impl Scene {
             assert!(forced.contains(word), "{word}: {forced}");
         }
         assert!(!error.contains("--force"), "{error}");
+        assert!(!error.contains(": umount: "), "{error}");
         told(&shell(steps));
     }
 }

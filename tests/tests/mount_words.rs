@@ -5,7 +5,9 @@
 use std::fs::{self, File};
 use std::process::Command;
 
-use capstan_tests::program::{CLAIMS, complaint, has_disks, program, shell, told, utf8};
+use capstan_tests::program::{
+    CLAIMS, Daemon, Machine, complaint, has_disks, own_address, program, shell, told, utf8,
+};
 use capstan_tests::scene::Scene;
 
 const MIB: u64 = 1 << 20;
@@ -122,6 +124,11 @@ fn a_type_that_is_not_there_is_told_what_is() {
     }
     assert!(!said.contains("mkfs"), "{said}");
     let blank = Scene::raw(b"");
+    let said = blank.refused(&[]);
+    assert!(
+        said.contains("; where nothing of that is wanted, make a file system"),
+        "{said}"
+    );
     let said = blank.refused(&["--type", "xfs"]);
     assert!(said.contains("--type is xfs, and "), "{said}");
 }
@@ -195,4 +202,62 @@ fn a_disk_that_is_not_mounted_is_not_unmounted() {
     assert_eq!(machine.list().len(), 1);
     told(&machine.run("detach", &[utf8(&device)]));
     machine.assert_clean(&device);
+}
+
+/// Nothing could be listed or unmounted any more.
+#[test]
+fn a_mount_does_not_hide_what_is_known_of_volumes() {
+    let test = "a_mount_does_not_hide_what_is_known_of_volumes";
+    let Some(scene) = Scene::ext4(test) else {
+        return;
+    };
+    let machine = &scene.machine;
+    for at in ["", "run"] {
+        let point = machine.path(at);
+        fs::create_dir_all(&point).unwrap();
+        let said = complaint(&machine.run_on_target("mount", &[utf8(&point)]));
+        for words in [
+            "CAPSTAN_RUN_DIR",
+            "would hide that",
+            utf8(&machine.path("run")),
+        ] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+    assert!(machine.list().is_empty());
+}
+
+#[test]
+fn a_btrfs_of_which_a_device_is_not_here_says_so() {
+    let test = "a_btrfs_of_which_a_device_is_not_here_says_so";
+    let kinds = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if !has_disks(test, &["mkfs.btrfs"]) || !kinds.contains("btrfs") {
+        eprintln!("SKIPPED {test} where that says nothing: this kernel has no btrfs");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let images = ["one", "two"].map(|name| {
+        let path = folder.path().join(name);
+        File::create(&path).unwrap().set_len(300 * MIB).unwrap();
+        path
+    });
+    let made = Command::new("mkfs.btrfs")
+        .args([
+            "--quiet",
+            "--force",
+            "--data",
+            "raid1",
+            "--metadata",
+            "raid1",
+        ])
+        .args(&images)
+        .output();
+    told(&made.unwrap());
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&images[1]), 4096, at);
+    let machine = Machine::new(at);
+    let said = complaint(&machine.run_on_target("mount", &[utf8(&machine.mount_point())]));
+    for words in ["is device 2 of the 2 of btrfs ", "`btrfs device scan`"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
 }

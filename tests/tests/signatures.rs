@@ -101,7 +101,11 @@ fn partitions_are_named_and_mounted_by_number() {
     );
     let error = refused(&machine, &["--part", "3"]);
     assert!(error.contains("expected one of: 1: ext4"), "{error}");
-    machine.mount(&["--part", "1"]);
+    let mounted = machine.run_on_target("mount", &["--part", "1", utf8(&machine.mount_point())]);
+    let said = told(&mounted);
+    let device = machine.list()[0]["device"].clone();
+    let part = format!("{}p1 mounted at", device.as_str().unwrap());
+    assert!(said.starts_with(&part), "{said}");
     let list = machine.list();
     assert_eq!(list[0]["mount_points"][0], utf8(&machine.mount_point()));
     fs::write(machine.mount_point().join("file"), "in the partition").unwrap();

@@ -1,9 +1,12 @@
-//! What the superblock of a file system says of its size: one that is larger than its volume, as an
-//! image that was cut or copied in part, cannot be mounted, and mount(8) does not say why.
+//! What the superblock of a file system says of its size and its devices: one that is larger than
+//! its volume, as an image that was cut or copied in part, or has devices that are not here, cannot
+//! be mounted, and mount(8) does not say why.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+
+use uuid::Uuid;
 
 use super::output;
 use super::tool::Tools;
@@ -36,6 +39,45 @@ pub(super) fn why_not_mounted(
             output::size(needs_bytes)
         )
     })
+}
+
+/// Where btrfs has its first superblock (`struct btrfs_super_block` of Linux), and what is read of it.
+const BTRFS_AT: usize = 64 << 10;
+const BTRFS_BYTES: usize = 4096;
+
+/// Why a file system on `device`, which is called `what`, cannot be mounted, where it is one device
+/// of several: the kernel knows the others when it has looked at them.
+pub(super) fn one_of_several(
+    what: &str,
+    device: &Path,
+    fs_type: &str,
+    tools: &Tools<'_>,
+) -> Option<String> {
+    if fs_type != "btrfs" {
+        return None;
+    }
+    let mut head = Command::new("head");
+    head.args(["--bytes", &(BTRFS_AT + BTRFS_BYTES).to_string(), "--"])
+        .arg(device);
+    let head = tools.look(&mut head).ok()?.stdout;
+    let (number, count, id) = btrfs_device(head.get(BTRFS_AT..)?)?;
+    (count > 1).then(|| {
+        format!(
+            "{what} is device {number} of the {count} of btrfs {id}, and is mounted once all of them are here: attach each \
+             (`capstan attach …`), have the kernel look at them (`btrfs device scan`), and mount one \
+             (`mount DEVICE FOLDER`); `btrfs filesystem show DEVICE` says which is missing, and `-o degraded` mounts \
+             without it what has a copy here"
+        )
+    })
+}
+
+/// Number of this device, number of devices, and name of the file system.
+fn btrfs_device(superblock: &[u8]) -> Option<(u64, u64, Uuid)> {
+    // fsid, magic, num_devices, dev_item.devid.
+    let number = |at: usize| Some(u64::from_le_bytes(*superblock.get(at..)?.first_chunk()?));
+    let id = Uuid::from_slice(superblock.get(32..48)?).ok()?;
+    let is_btrfs = superblock.get(64..72)? == b"_BHRfS_M";
+    is_btrfs.then_some((number(201)?, number(136)?, id))
 }
 
 /// Bytes of a block device (sysfs `size`, in 512 bytes whatever its LBAs are).

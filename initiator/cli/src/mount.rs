@@ -5,11 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
+use capstan_initiator::internals::claim;
 use capstan_initiator::internals::disk::clearing::is_its_disk;
 use capstan_initiator::internals::disk::loop_device::{device_numbers, is_configured};
 use capstan_initiator::internals::disk::loop_process::{look, set_autoclear};
 use capstan_initiator::internals::disk::mounts::{Mount as Mounted, mount_at, mounts_of, resolved};
-use capstan_initiator::internals::disk::record::{Record, VolumeDir};
+use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir};
 use capstan_initiator::internals::disk::users::users_of_unmounted;
 use capstan_initiator::internals::disk::uses::{
     Use, claimed, claimed_behind_unmount, perhaps_by_overlays,
@@ -78,6 +79,7 @@ impl Mount {
             read_only::check(self.volume.read_only, options)?;
         }
         check_empty(&self.mount_point)?;
+        check_hides_no_records(&self.mount_point)?;
         // Taken before a thread starts, which must not get them.
         let interrupts = Interrupts::take()?;
         let point = resolved(&self.mount_point).context("the mount point")?;
@@ -97,7 +99,7 @@ impl Mount {
             }
             Ok(fs_type) => output::line(&format!(
                 "{} mounted at {} ({fs_type})",
-                record.device.display(),
+                signatures::device_of(&record.device, self.part).display(),
                 self.mount_point.display()
             )),
             Err(error) => {
@@ -160,6 +162,9 @@ impl Mount {
             if let Some(why) = fs_size::why_not_mounted(&named, &device, &fs_type, tools) {
                 return Err(error.context(why));
             }
+            if let Some(why) = fs_size::one_of_several(&named, &device, &fs_type, tools) {
+                return Err(error.context(why));
+            }
             if let Some(why) = read_only.and_then(|_| without_journal(&fs_type, &options)) {
                 return Err(error.context(format!("{named} {why}")));
             }
@@ -212,6 +217,31 @@ fn check_empty(point: &Path) -> Result<()> {
     let has_any = |mut entries: std::fs::ReadDir| entries.next().is_some();
     if std::fs::read_dir(point).is_ok_and(has_any) {
         tracing::warn!("{at} is not empty: what is in it is hidden until the volume is unmounted");
+    }
+    Ok(())
+}
+
+/// Refuses to hide what is known of volumes: nothing could be found, or unmounted, any more.
+fn check_hides_no_records(point: &Path) -> Result<()> {
+    let Ok(point_path) = std::fs::canonicalize(point) else {
+        return Ok(());
+    };
+    for (folder, what, variable) in [
+        (run_dir(), "records of volumes", "CAPSTAN_RUN_DIR"),
+        (claim::folder(), "claims of volumes", "CAPSTAN_CLAIM_DIR"),
+    ] {
+        // It is made with the first volume.
+        let mut there = folder
+            .ancestors()
+            .filter_map(|at| std::fs::canonicalize(at).ok());
+        if there.next().is_some_and(|at| at.starts_with(&point_path)) {
+            bail!(
+                "mount point {} has {} in it, where capstan keeps its {what} ({variable}), and a mount there would hide that; \
+                 expected another folder: give another path, as an empty folder in it",
+                point.display(),
+                folder.display()
+            );
+        }
     }
     Ok(())
 }

@@ -161,17 +161,17 @@ pub(super) fn nothing_to_mount(
 ) -> Error {
     match content {
         NoFileSystem::Blank { size_bytes } => anyhow!(
-            "{what} has no signature of a file system or of anything else: {}; make a file system \
+            "{what} has no signature of a file system or of anything else: {} make a file system \
              (`capstan attach …`, then {})",
             match *size_bytes > HEAD_BYTES + TAIL_BYTES {
                 true => format!(
                     "its first {} and its last {}, where signatures live, hold only zeroes, and what is between was not \
-                     looked at: where nothing of it is wanted",
+                     looked at; where nothing of that is wanted,",
                     output::size(HEAD_BYTES),
                     output::size(TAIL_BYTES)
                 ),
                 false => format!(
-                    "it is blank, as all of its {} are zeroes",
+                    "it is blank, as all of its {} are zeroes;",
                     output::size(*size_bytes)
                 ),
             },
@@ -440,6 +440,11 @@ pub(super) fn partition(device: &Path, number: u32, tools: &Tools<'_>) -> Result
         );
     }
     Ok(one.device.clone())
+}
+
+/// The device of that partition, or of the disk where there is no number.
+pub(super) fn device_of(disk: &Path, part: Option<u32>) -> PathBuf {
+    part.map_or_else(|| disk.to_owned(), |number| partition_path(disk, number))
 }
 
 /// `/dev/loop0p1` of `/dev/loop0`.

@@ -241,7 +241,21 @@ pub(super) fn check(words: &str, output: &Output) -> Result<()> {
     let told = String::from_utf8_lossy(&output.stderr);
     // As mount(8), which has its next step in a line of its own.
     let lines: Vec<&str> = told.trim().lines().map(str::trim).collect();
-    bail!("{words}: {} ({})", lines.join(" "), output.status)
+    let told = lines.join(" ");
+    bail!("{words}: {} ({})", unrepeated(words, &told), output.status)
+}
+
+/// What a tool says behind its name and its last argument, with which it mostly begins and which
+/// stand before that already.
+fn unrepeated<'a>(words: &str, told: &'a str) -> &'a str {
+    let behind = |told: &'a str, name: &str| {
+        let rest = told
+            .strip_prefix(name)
+            .and_then(|rest| rest.strip_prefix(": "));
+        rest.unwrap_or(told)
+    };
+    let ends = [words.split(' ').next(), words.rsplit(' ').next()];
+    ends.into_iter().flatten().fold(told, behind)
 }
 
 /// Runs a tool to its end, whatever comes.
@@ -256,6 +270,17 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_tool_repeats_of_its_command_is_left_out() {
+        let told = unrepeated("umount /m", "umount: /m: target is busy.");
+        assert_eq!(told, "target is busy.");
+        let words = "mount -t ext4 -- /dev/loop3 /m";
+        let told = unrepeated(words, "mount: /m: wrong fs type.");
+        assert_eq!(told, "wrong fs type.");
+        assert_eq!(unrepeated("sync", "sync: sync"), "sync");
+        assert_eq!(unrepeated("sync -f /m", "no room"), "no room");
+    }
 
     #[test]
     fn what_a_tool_says_in_several_lines_is_told_in_one() {

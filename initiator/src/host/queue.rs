@@ -33,6 +33,14 @@ pub enum ResponseError {
         /// Entries of the queue.
         entries: u16,
     },
+    /// It was answered, and no command has been sent with it since.
+    #[error(
+        "CID {cid:#06x} is answered again: its command was answered before, and nothing was sent with it since"
+    )]
+    Again {
+        /// What the controller sent.
+        cid: u16,
+    },
     /// The command with it was answered before.
     #[error("CID {cid:#06x} was answered before, its entry now belongs to {now:#06x}")]
     LateCid {
@@ -208,8 +216,11 @@ impl SubmissionQueue {
         };
         let entry = self.entries.get_mut(usize::from(slot)).ok_or(unknown)?;
         let now = cid_of(slot, entry.generation, self.index_bits);
-        if now != cid || entry.state != SlotState::Outstanding {
+        if now != cid {
             return Err(ResponseError::LateCid { cid, now });
+        }
+        if entry.state != SlotState::Outstanding {
+            return Err(ResponseError::Again { cid });
         }
         entry.state = SlotState::Answered;
         self.outstanding -= 1;
@@ -334,10 +345,10 @@ mod tests {
         let mut queue = SubmissionQueue::new(8);
         let (slot, cid) = queue.submit().unwrap();
         assert_eq!(queue.complete(cid), Ok(slot));
-        assert!(matches!(
-            queue.complete(cid),
-            Err(ResponseError::LateCid { .. })
-        ));
+        let again = ResponseError::Again { cid };
+        assert_eq!(queue.complete(cid), Err(again));
+        let said = again.to_string();
+        assert!(said.contains("is answered again"), "{said}");
         assert_ne!(queue.submit().unwrap().0, slot, "its memory is not back");
         queue.release(slot);
         queue.release(slot);
