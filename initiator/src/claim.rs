@@ -557,7 +557,7 @@ fn identity(namespace: &NamespaceInfo) -> String {
 }
 
 /// Where the users of this machine meet.
-pub(crate) fn folder() -> PathBuf {
+pub fn folder() -> PathBuf {
     if let Some(folder) = variables::folder(FOLDER_VARIABLE) {
         return folder;
     }

@@ -180,7 +180,7 @@ fn read(root: &Path, path: &str) -> Option<String> {
 /// The files of nvme-cli that are there and have nothing in their first line, each with the command
 /// that fills it.
 #[must_use]
-pub(crate) fn empty_files() -> Vec<(&'static str, String)> {
+pub fn empty_files() -> Vec<(&'static str, String)> {
     let paths = [HOSTNQN_PATH, HOSTID_PATH].into_iter();
     let empty = paths
         .filter(|path| fs::read_to_string(path).is_ok_and(|text| first_line_of(&text).is_none()));

@@ -586,7 +586,7 @@ mod tests {
 45 22 0:51 / /other rw - overlay overlay rw,lowerdir=l/AB:l/CD,upperdir=/up,workdir=/work
 46 22 0:52 / /absolute rw - overlay overlay rw,lowerdir=/srv/m
 ";
-        let found = |points| {
+        let found = |points: Option<&[PathBuf]>| {
             let found = perhaps_on(parse_all(mounts.as_bytes()), points);
             let texts = found
                 .iter()
