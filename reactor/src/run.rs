@@ -82,6 +82,7 @@ pub struct RunError(#[from] nix::Error);
 pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
     let mut fds = Vec::with_capacity(16);
     let mut readable = Vec::with_capacity(16);
+    let mut polled = Vec::with_capacity(16);
     let mut spin = Spin::new(spin);
     loop {
         let now_us = Clock.now_us();
@@ -98,7 +99,7 @@ pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
                 readable.clear();
                 readable.resize(fds.len(), true);
                 if armed == Armed::Quiet {
-                    sleep(&fds, work.next_deadline_us(), &mut readable)?;
+                    sleep(&fds, work.next_deadline_us(), &mut polled, &mut readable)?;
                 }
                 work.disarm(&readable);
                 spin.sleeps(now_us);
@@ -118,20 +119,28 @@ pub fn pause(idle_us: u64) {
 }
 
 /// Waits until a descriptor is readable or the deadline has come; `readable` says which are.
-fn sleep(fds: &[RawFd], deadline_us: Option<u64>, readable: &mut [bool]) -> Result<(), RunError> {
+/// `polled`, which is empty before and after, keeps its memory from one sleep to the next.
+fn sleep<'fd>(
+    fds: &[RawFd],
+    deadline_us: Option<u64>,
+    polled: &mut Vec<PollFd<'fd>>,
+    readable: &mut [bool],
+) -> Result<(), RunError> {
     let timeout = deadline_us.map(|deadline_us| {
         let wait_us = deadline_us.saturating_sub(Clock.now_us());
         TimeSpec::from_duration(std::time::Duration::from_micros(wait_us))
     });
-    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|&fd| until_readable(fd)).collect();
-    match ppoll(&mut polled, timeout, None) {
-        Ok(_) => {
-            for (readable, polled) in readable.iter_mut().zip(&polled) {
-                *readable = polled.any().unwrap_or(true);
-            }
-            Ok(())
+    polled.extend(fds.iter().map(|&fd| until_readable(fd)));
+    let slept = ppoll(polled, timeout, None);
+    if slept.is_ok() {
+        for (readable, polled) in readable.iter_mut().zip(polled.iter()) {
+            *readable = polled.any().unwrap_or(true);
         }
-        Err(nix::Error::EINTR) => Ok(()),
+    }
+    // No descriptor is borrowed beyond the wait.
+    polled.clear();
+    match slept {
+        Ok(_) | Err(nix::Error::EINTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
