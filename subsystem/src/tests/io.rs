@@ -19,8 +19,8 @@ use zerocopy::IntoBytes;
 
 use crate::testing::{Bench, GEOMETRY, buffer, namespace_config, subnqn};
 use crate::{
-    BackendId, ConnId, DisconnectReason, Geometry, IoCommand, IoOperation, IoQueue, IoQueueState,
-    IoStep, NamespaceConfig,
+    BackendId, ConnId, DisconnectReason, DrainId, Drained, Geometry, IoCommand, IoOperation,
+    IoQueue, IoQueueState, IoStep, NamespaceConfig,
 };
 
 /// A bench whose only controller has one I/O queue of 8 entries.
@@ -305,6 +305,22 @@ fn in_capsule_data_is_where_the_sgl_says() {
         refused(&mut bench, conn, &sqe),
         Status::DATA_SGL_LENGTH_INVALID.dnr().more()
     );
+}
+
+#[test]
+fn a_command_whose_data_is_nowhere_is_over_and_no_drain_waits_for_it() {
+    let (mut bench, conn) = bench();
+    let read = Command::Read(Read::new(1, range(7, 1)));
+    let short = read.encode(1, buffer(511));
+    assert_eq!(
+        refused(&mut bench, conn, &short),
+        Status::DATA_SGL_LENGTH_INVALID.dnr().more()
+    );
+    let queue = queue(&mut bench, conn);
+    assert_eq!(queue.outstanding(), 0);
+    let drain = DrainId(7);
+    queue.begin_drain(1, drain);
+    assert_eq!(queue.poll_drained(), Some(Drained::Namespace(drain)));
 }
 
 fn bytes<T: IntoBytes + zerocopy::Immutable>(items: &[T]) -> Vec<u8> {

@@ -447,3 +447,18 @@ fn equal(left: (&Buffer, u32), right: (&Buffer, u32), len_bytes: u32) -> bool {
         a[..len] == b[..len]
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_that_is_not_here_is_none() {
+        let mut holds = Holds::default();
+        assert_eq!(holds.data_bytes(0), Some(Vec::new()));
+        assert_eq!(holds.data_bytes(3), None);
+        holds.keep_copied([1, 2, 3].into());
+        assert_eq!(holds.data_bytes(3), Some(vec![1, 2, 3]));
+        assert_eq!(holds.data_bytes(4), None);
+    }
+}
