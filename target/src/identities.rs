@@ -4,6 +4,7 @@
 //! What each namespace was on is remembered in the state folder. The rules are in `table`; this
 //! reads and writes, looks at files and devices, and says what has changed.
 
+mod clash;
 mod table;
 mod words;
 
@@ -20,7 +21,8 @@ use uuid::Uuid;
 use crate::limits::{NAMESPACES_KEPT, NAMESPACES_TEXT_BYTES_MAX, RESERVE_BYTES_MORE};
 use crate::state::Reserve;
 use crate::{instance, lba_size, state};
-use table::{Choice, Medium, Shown, Table};
+use clash::{Of, one_nguid, one_uuid};
+use table::{Choice, Known, Medium, Shown, Table};
 use words::{Forgotten, Told, Unreadable, still_open};
 
 /// In the state folder.
@@ -181,6 +183,8 @@ impl Identities {
                 let known = served
                     .filter(|served| has(served, &subsystem.nqn, namespace))
                     .and_then(|_| self.table.last(&subsystem.nqn, namespace.nsid));
+                // What is served stays as it is.
+                let is_set = namespace.uuid.is_some() || known.is_some();
                 let choice = match known {
                     Some(known) => Choice {
                         uuid: known.uuid,
@@ -195,24 +199,13 @@ impl Identities {
                     },
                 };
                 let place = (&subsystem.nqn, namespace.nsid);
-                if let Some((nqn, nsid)) = uuids.insert(choice.uuid, place) {
-                    bail!(
-                        "namespace {} of {} has UUID {}, which is that of namespace {nsid} of {nqn}: write another `uuid` \
-                         (`uuidgen` makes one) at one of them",
-                        place.1,
-                        place.0,
-                        choice.uuid
-                    );
+                let of: Of<'_> = (place, path, is_set);
+                if let Some(other) = uuids.insert(choice.uuid, of) {
+                    bail!("{}", one_uuid(choice.uuid, of, other));
                 }
                 let nguid = nguid(namespace, choice.uuid);
-                if let Some((nqn, nsid)) = nguids.insert(nguid, place) {
-                    bail!(
-                        "namespace {} of {} has NGUID {:032x}, which is that of namespace {nsid} of {nqn}: write another \
-                         `nguid`, or none, at the one that has it written",
-                        place.1,
-                        place.0,
-                        u128::from_be_bytes(nguid)
-                    );
+                if let Some(other) = nguids.insert(nguid, place) {
+                    bail!("{}", one_nguid(nguid, place, other));
                 }
                 all.push(Told {
                     subnqn: &subsystem.nqn,

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs;
+use std::mem;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -55,6 +56,14 @@ struct Difference {
     namespaces_added: Vec<(Nqn, Namespace)>,
 }
 
+/// What a reload is carried out by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Whole,
+    /// What is put back by the next step goes, and nothing comes.
+    TakeOut,
+}
+
 /// A namespace that is about to be shown: its volume, and what hosts see of it.
 struct Prepared {
     subnqn: Nqn,
@@ -103,7 +112,7 @@ impl Served {
     /// # Errors
     /// The file is not in order, something cannot be opened, or the change needs a restart. Then
     /// what was served is served as before; but for files that have exchanged their names, which
-    /// are taken out before they can be opened.
+    /// are taken out before they can be opened: what can be checked before that is.
     pub(crate) fn reload(
         &mut self,
         file: &Path,
@@ -114,16 +123,24 @@ impl Served {
         control.look_at_media();
         let swapped = self.swapped(&written, &control.media().elsewhere());
         if swapped.is_empty() {
-            return self.carry_out(&written, control, reactors);
+            return self.carry_out(&written, control, reactors, Step::Whole);
         }
-        let rest = swapped::without(&written, |nqn, namespace| {
-            swapped.iter().any(|one| one.is(nqn, namespace))
-        });
-        let first = self.carry_out(&rest, control, reactors)?;
+        let rest = self.rest(&swapped);
+        self.check_put_back(&written, &rest, &swapped, reactors)
+            .context(
+                "files have exchanged their names, and could not all be put back once they were taken out; nothing was \
+                 changed",
+            )?;
+        // It has none of these, and forgets them otherwise.
+        let unknown = mem::take(&mut self.unknown);
+        let first = self.carry_out(&rest, control, reactors, Step::TakeOut);
+        self.unknown = unknown;
+        let first = first?;
         for one in &swapped {
             tracing::info!("{}", one.in_words());
         }
-        let then = self.carry_out(&written, control, reactors).with_context(|| {
+        let then = self.carry_out(&written, control, reactors, Step::Whole);
+        let then = then.with_context(|| {
             format!(
                 "files had exchanged their names, and their namespaces were taken out ({first}); they are not put back: a reload tries \
                  again"
@@ -138,16 +155,19 @@ impl Served {
         written: &Config,
         control: &Arc<ControlPlane>,
         reactors: usize,
+        step: Step,
     ) -> anyhow::Result<String> {
         let (wanted, difference, replaced) =
             self.compare(written, &control.media().replaceable())?;
-        self.check_files_are_free(&difference)?;
+        self.check_files_are_free(&difference, |_| true)?;
         let is_added = |subnqn: &Nqn, namespace: &Namespace| {
             let mut added = difference.namespaces_added.iter();
             added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
         };
         self.opened.check_added(&self.config, &wanted, is_added)?;
-        for warning in first_of(&wanted.check_machine_opening(is_added)?) {
+        let warnings = wanted.check_machine_opening(is_added)?;
+        // A configuration that nobody has written is not warned of.
+        for warning in first_of(&warnings).filter(|_| step == Step::Whole) {
             tracing::warn!("{warning}");
         }
         room::check_added(&wanted, is_added, reactors)?;
@@ -246,10 +266,7 @@ impl Served {
         self.lba_sizes.look_again();
         let mut wanted = self.identities.number(written, Some(&self.config))?;
         // What the start could not serve keeps no other change waiting.
-        let is_asked = |nqn: &Nqn, namespace: &Namespace| {
-            let mut unknown = self.unknown.iter();
-            unknown.any(|of| of.subnqn == *nqn && of.namespace.backing == namespace.backing)
-        };
+        let is_asked = |nqn: &Nqn, namespace: &Namespace| self.was_unknown(nqn, namespace);
         let was_served = |path: &Path| self.identities.was_served(path);
         let unknown = self
             .lba_sizes
@@ -266,6 +283,12 @@ impl Served {
         Ok(compared)
     }
 
+    /// Whether the start could not serve it, nor a reload since.
+    fn was_unknown(&self, nqn: &Nqn, namespace: &Namespace) -> bool {
+        let mut unknown = self.unknown.iter();
+        unknown.any(|of| of.subnqn == *nqn && of.namespace.backing == namespace.backing)
+    }
+
     fn compare_with(
         &self,
         wanted: Config,
@@ -279,10 +302,15 @@ impl Served {
 
     /// A file or device that is served, or was until now, is open until what it is served as has
     /// been taken out.
-    fn check_files_are_free(&self, difference: &Difference) -> anyhow::Result<()> {
+    /// Those that do not stay are taken out before.
+    fn check_files_are_free(
+        &self,
+        difference: &Difference,
+        stays: impl Fn(&(Nqn, u32)) -> bool,
+    ) -> anyhow::Result<()> {
         for (nqn, namespace) in &difference.namespaces_added {
             let served = FileId::of(namespace).and_then(|file| self.files.get(&file));
-            if let Some((other, nsid)) = served {
+            if let Some((other, nsid)) = served.filter(|place| stays(place)) {
                 let step = if (other, *nsid) == (nqn, namespace.nsid) {
                     " under another path: take it out of the file, reload, put it back in"
                 } else {

@@ -6,11 +6,12 @@
 //! in [`replaced`](super::replaced).
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use capstan_config::{Backing, Config, Namespace, Nqn};
 
-use super::{FileId, Served, find};
+use super::{FileId, Served, difference, find};
+use crate::{plan, room};
 
 /// A namespace, and where its file is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +47,49 @@ impl Served {
             })
         });
         among_each_other(places.collect())
+    }
+
+    /// What is served but for those.
+    pub(super) fn rest(&self, swapped: &[Swapped]) -> Config {
+        without(&self.config, |nqn, namespace| {
+            swapped.iter().any(|one| one.is(nqn, namespace))
+        })
+    }
+
+    /// Checks what can be known of `written` before those are taken out and the `rest` is served: a
+    /// reload that cannot be carried out changes nothing.
+    ///
+    /// # Errors
+    /// It could not be carried out then.
+    pub(super) fn check_put_back(
+        &mut self,
+        written: &Config,
+        rest: &Config,
+        swapped: &[Swapped],
+        reactors: usize,
+    ) -> anyhow::Result<()> {
+        self.identities.look_again()?;
+        self.lba_sizes.look_again();
+        let mut wanted = self.identities.number(written, Some(rest))?;
+        let was_served = |path: &Path| self.identities.was_served(path);
+        let is_asked = |nqn: &Nqn, namespace: &Namespace| self.was_unknown(nqn, namespace);
+        let sizes = &self.lba_sizes;
+        sizes.take_out_unknown(&mut wanted, is_asked, was_served);
+        let difference = difference(rest, &wanted)?;
+        let is_added = |subnqn: &Nqn, namespace: &Namespace| {
+            let mut added = difference.namespaces_added.iter();
+            added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
+        };
+        let stays = |place: &(Nqn, u32)| !swapped.iter().any(|one| one.place() == *place);
+        self.check_files_are_free(&difference, stays)?;
+        self.opened.check_added(rest, &wanted, is_added)?;
+        wanted.check_machine_opening(is_added)?;
+        room::check_added(&wanted, is_added, reactors)?;
+        for (nqn, namespace) in &difference.namespaces_added {
+            let lba = sizes.of(nqn, namespace, was_served)?;
+            plan::try_open(nqn, namespace, lba.size)?;
+        }
+        Ok(())
     }
 }
 
