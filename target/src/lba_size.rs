@@ -2,9 +2,10 @@
 //!
 //! A file has no LBA size of its own, but what hosts have put on it depends on one: a GPT lies at
 //! LBA 1. So what a file was exported with is remembered in the state folder, by the namespace's
-//! UUID and the file's path. A block device says its LBA size itself; what is in memory is new each
-//! time.
+//! UUID and the file's path. A block device says its LBA size itself (`device`), and is remembered
+//! by what it is on; what is in memory is new each time.
 
+mod device;
 mod dos;
 mod evidence;
 
@@ -30,7 +31,7 @@ use evidence::{Evidence, HAS_TABLE};
 /// In the state folder.
 pub(crate) const FILE: &str = "lba-sizes.toml";
 const HEAD: &str = "\
-# The LBA size that each exported file is used with, by namespace and path; written by capstan-target.\n\
+# The LBA size that each exported file or device is used with, by namespace and path; written by capstan-target.\n\
 # What hosts have on a file depends on it: `lba` in the configuration says another one.\n\n";
 /// What to open a namespace with, and what is to be said of that.
 #[derive(Debug, Default)]
@@ -155,7 +156,7 @@ impl LbaSizes {
             });
         }
         let Some(path) = file_of(namespace) else {
-            return Ok(Chosen::default());
+            return self.of_device(namespace);
         };
         let table = self
             .table
@@ -221,7 +222,8 @@ impl LbaSizes {
 
     /// A namespace was opened with LBAs of this size.
     pub(crate) fn remember(&mut self, subnqn: &Nqn, namespace: &Namespace, lba_bytes: u32) {
-        let Some(path) = file_of(namespace) else {
+        let device = device::known(namespace);
+        let Some(path) = file_of(namespace).or(device) else {
             return;
         };
         let new = Known {
@@ -231,13 +233,17 @@ impl LbaSizes {
             medium: facts_at(path),
         };
         let table = self.table.as_ref().ok();
-        let before = table.and_then(|table| table.known(new.uuid, path));
+        let before = table.and_then(|table| match device {
+            Some(_) => table.on(&MediumId::from(new.medium.clone())),
+            None => table.known(new.uuid, path),
+        });
         if before == Some(&new) {
             return;
         }
         let name = path.display();
         match before {
-            Some(before) if before.lba != lba_bytes => {
+            // Where the configuration says nothing, what has chosen it has said so.
+            Some(before) if before.lba != lba_bytes && namespace.lba.is_some() => {
                 let change = format!(
                     "{name} was used with LBAs of {} bytes and has {lba_bytes} now, as the configuration says",
                     before.lba
@@ -324,14 +330,16 @@ impl Table {
     /// By what the file is known by, for the size is the file's; by its path where that is not
     /// remembered, and by UUID where the namespace's file has moved.
     fn known(&self, uuid: Uuid, path: &Path) -> Option<&Known> {
-        let medium = MediumId::from(facts_at(path));
         let mut latest_first = self.namespace.iter().rev();
-        let by_medium = latest_first
-            .clone()
-            .find(|known| known.is_on(&medium) == Some(true));
-        by_medium
+        self.on(&MediumId::from(facts_at(path)))
             .or_else(|| latest_first.clone().find(|known| known.path == path))
             .or_else(|| latest_first.find(|known| known.uuid == uuid && !known.path.exists()))
+    }
+
+    /// What a medium was used with, by whatever path.
+    fn on(&self, medium: &MediumId) -> Option<&Known> {
+        let mut latest_first = self.namespace.iter().rev();
+        latest_first.find(|known| known.is_on(medium) == Some(true))
     }
 
     /// Another file that was at the same path is remembered further.

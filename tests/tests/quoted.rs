@@ -102,6 +102,10 @@ const STEPS: [(&str, Step); 68] = [
         In(HERE, "fn root_a_loop_device_takes_the_size_of_its_file"),
     ),
     (
+    (
+        "losetup --sector-size {lba}",
+        In("tests/tests/lba_of_devices.rs", "\"--sector-size\""),
+    ),
         "losetup -d /dev/{name}",
         In(HERE, "fn root_a_loop_device_is_detached"),
     ),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
@@ -49,7 +50,8 @@ impl Evidence {
     /// `None` where the file cannot be looked at: opening it will tell.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let file = File::open(path).ok()?;
-        let bytes = file.metadata().ok()?.len();
+        // A device has no length among its metadata.
+        let bytes = (&file).seek(SeekFrom::End(0)).ok()?;
         let mut start = vec![0; FIRST_BYTES.min(usize::try_from(bytes).unwrap_or(FIRST_BYTES))];
         file.read_exact_at(&mut start, 0).ok()?;
         let gpt_at = |at: usize| start.get(at..at + 8) == Some(&GPT_SIGNATURE);
