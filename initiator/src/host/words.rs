@@ -87,9 +87,16 @@ pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>)
              subsystem's allowed hosts, or connect with --hostnqn and --hostid of an allowed one"
         ),
         Status::CONNECT_INVALID_PARAMETERS => invalid_parameters(location, asked),
+        Status::CONNECT_CONTROLLER_BUSY if qid == 0 => format!(
+            "the subsystem {subnqn} has no controller left for this host, or the target no memory for its queue (its log \
+             says which); disconnect another host, or raise the target's limit of controllers or of memory (of \
+             capstan-target hosts_max and memory_budget)"
+        ),
+        // Its controller is there.
         Status::CONNECT_CONTROLLER_BUSY => format!(
-            "the subsystem {subnqn} has no controller left for this host; disconnect another host \
-             or raise the target's limit of controllers"
+            "the target has a controller for this host, and no memory for I/O queue {qid} of {entries} entries, or it has \
+             not finished with an earlier one (its log says which); lower --queue-size or --nr-io-queues, disconnect \
+             another host, or raise the target's limit of memory (of capstan-target memory_budget)"
         ),
         // There is only the one format that was sent.
         Status::CONNECT_INCOMPATIBLE_FORMAT if transport == Transport::Tcp => {
@@ -192,6 +199,30 @@ mod tests {
             asked(&subnqn, &hostnqn),
         );
         assert!(text.contains("nqn.me") && text.contains("nqn.sub") && text.contains("allowed"));
+    }
+
+    /// A controller is made with the Admin queue: an I/O queue that is refused lacks something else.
+    #[test]
+    fn a_busy_controller_is_no_missing_one_for_an_io_queue() {
+        let (subnqn, hostnqn) = (Nqn::new("nqn.sub").unwrap(), Nqn::new("nqn.me").unwrap());
+        let told = |qid| {
+            let asked = Asked {
+                qid,
+                ..asked(&subnqn, &hostnqn)
+            };
+            let location = ErrorLocation::Unspecified;
+            refused(Status::CONNECT_CONTROLLER_BUSY, location, asked)
+        };
+        let io = told(1);
+        assert!(io.contains("no memory for I/O queue 1 of 128"), "{io}");
+        assert!(io.contains("memory_budget"), "{io}");
+        assert!(!io.contains("no controller left"), "{io}");
+        assert!(!io.contains("limit of controllers"), "{io}");
+        // Over NVMe/TCP the Admin queue may lack either.
+        let admin = told(0);
+        for words in ["no controller left", "hosts_max", "memory_budget"] {
+            assert!(admin.contains(words), "{admin}");
+        }
     }
 
     #[test]
