@@ -21,6 +21,7 @@ use crate::limits::MAILBOX_BOUND;
 use crate::lost::{Lost, Noted, Said, What};
 use crate::media::{Change, Media};
 use crate::plan::Export;
+use crate::unended::Unended;
 
 /// What one reactor asks of another.
 #[derive(Debug)]
@@ -84,6 +85,7 @@ pub(crate) struct ControlPlane {
     lost: Lost,
     media: Media,
     allocations: Allocations,
+    unended: Unended,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
@@ -97,6 +99,7 @@ impl ControlPlane {
             lost: Lost::new(),
             media: Media::default(),
             allocations: Allocations::default(),
+            unended: Unended::default(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
     }
@@ -335,6 +338,11 @@ impl ControlPlane {
 
     pub(crate) fn media(&self) -> &Media {
         &self.media
+    }
+
+    /// What keeps reactors that are to end.
+    pub(crate) fn unended(&self) -> &Unended {
+        &self.unended
     }
 
     /// What is wrong with media, in a line.

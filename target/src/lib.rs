@@ -30,4 +30,5 @@ pub mod signals;
 pub mod space;
 pub mod state;
 mod tcp_port;
+mod unended;
 mod unfinished;

@@ -251,14 +251,13 @@ impl Running {
             watch.stop();
         }
         let deadline = Instant::now() + Duration::from_micros(STOP_TIMEOUT_US);
-        for reactor in self.reactors {
+        for (at, reactor) in self.reactors.into_iter().enumerate() {
             while !reactor.is_finished() && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(1));
             }
             if !reactor.is_finished() {
-                bail!(
-                    "a reactor still waits for storage; look at the kernel log for a hung device"
-                );
+                let unended = self.control.unended();
+                bail!("{}", unended.in_words(at, self.control.media()));
             }
             reactor
                 .join()

@@ -1,9 +1,11 @@
 //! The end of a reactor: commands in flight end, then connections, then its loop.
 
 use super::IoPath;
+use super::command::Command;
 use super::connection::Connection;
 use super::phase::Phase;
 use crate::limits::DRAIN_TIMEOUT_US;
+use crate::unended::OnVolumes;
 
 impl IoPath {
     /// Stops listening and taking in commands; those in flight have a bounded time to end.
@@ -22,6 +24,9 @@ impl IoPath {
             return false;
         };
         let over = self.resources.now_us >= deadline_us;
+        if over {
+            self.note_unended();
+        }
         let mut idle = Vec::new();
         for connection in self.connections.all.iter_mut().flatten() {
             if !connection.closing() && (connection.quiet() || over) {
@@ -36,6 +41,24 @@ impl IoPath {
             self.begin_close(index, "the target is shutting down");
         }
         self.connections.indices().next().is_none()
+    }
+
+    /// Says which storage operations the reactor waits for.
+    fn note_unended(&self) {
+        let mut all = OnVolumes::new();
+        for connection in self.connections.all.iter().flatten() {
+            let mut left = connection.disk_outstanding;
+            for command in &connection.commands {
+                // Of a connection that ends, those that are over keep their places.
+                if let Command::OnMedium(on) = command
+                    && left > 0
+                {
+                    left -= 1;
+                    *all.entry(on.io.namespace.backend).or_default() += 1;
+                }
+            }
+        }
+        self.control.unended().note(self.reactor, all);
     }
 
     /// Whether the connection is an Admin queue with I/O queues, on any reactor.
