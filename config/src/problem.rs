@@ -398,6 +398,18 @@ pub enum ProblemKind {
         /// What it is.
         found: &'static str,
     },
+    /// A file that the kernel makes: procfs, sysfs and others.
+    #[error(
+        "{path} is on {file_system}, whose files the kernel makes up when they are read, and which stores nothing; a \
+         namespace needs a block device (`lsblk` lists them), or a regular file on a file system that stores data",
+        path = path.display()
+    )]
+    KernelFile {
+        /// The path.
+        path: PathBuf,
+        /// The file system, as the kernel calls it.
+        file_system: &'static str,
+    },
     /// A file or device too small for one LBA.
     #[error("{path} is {size}; a namespace needs at least one LBA ({})", enough(path), path = path.display(), size = Size(*size_bytes))]
     Empty {

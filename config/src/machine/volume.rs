@@ -56,6 +56,12 @@ pub(super) fn check(
         );
         return;
     }
+    let mountinfo = || fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if !is_device && let Some(file_system) = of_kernel(&mountinfo(), metadata.dev()) {
+        let path = path.to_owned();
+        findings.problem(field, ProblemKind::KernelFile { path, file_system });
+        return;
+    }
     check_used_once(field, path, &metadata, first_use, findings);
 
     let mut file = match open(path, namespace, is_device) {
@@ -79,7 +85,9 @@ pub(super) fn check(
     match file.seek(SeekFrom::End(0)) {
         Ok(size_bytes) => check_size(field, path, size_bytes, namespace.lba, findings),
         Err(error) => {
-            let error = error.to_string();
+            let error = format!(
+                "{error}, asked for its size; expected a regular file on a file system that stores data, or a block device"
+            );
             findings.problem(
                 field,
                 ProblemKind::Open {
@@ -222,6 +230,41 @@ fn check_lock(field: &str, path: &Path, file: &File, findings: &mut Findings) {
             ),
         );
     }
+}
+
+/// File systems whose files have the state of the kernel, and no data.
+const OF_KERNEL: [&str; 19] = [
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "efivarfs",
+    "fusectl",
+    "mqueue",
+    "nfsd",
+    "proc",
+    "pstore",
+    "resctrl",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// The file system with the device number `device`, if it is one of those. In the text of
+/// `/proc/self/mountinfo` (proc(5)) its type is behind ` - `.
+fn of_kernel(mountinfo: &str, device: u64) -> Option<&'static str> {
+    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+    mountinfo.lines().find_map(|line| {
+        let (head, tail) = line.split_once(" - ")?;
+        let is_it = head.split(' ').nth(2) == Some(number.as_str());
+        let kind = tail.split(' ').next().filter(|_| is_it)?;
+        OF_KERNEL.into_iter().find(|of| *of == kind)
+    })
 }
 
 /// Where the device is mounted, from the text of `/proc/self/mountinfo` (proc(5)): the third field
@@ -408,6 +451,30 @@ mod tests {
                  regular file or a block device"
             ]
         );
+    }
+
+    #[test]
+    fn a_file_that_the_kernel_makes_is_named_with_its_file_system_and_what_is_needed() {
+        for (path, file_system) in [
+            ("/proc/version", "proc"),
+            ("/proc/sys/vm/swappiness", "proc"),
+            ("/sys/kernel/mm/transparent_hugepage/enabled", "sysfs"),
+            ("/sys/kernel/notes", "sysfs"),
+        ] {
+            let found = findings(&[format!("path = \"{path}\"\nread_only = true")]);
+            let [found] = &found[..] else {
+                panic!("one finding of {path}: {found:?}")
+            };
+            let words = [
+                format!("{path} is on {file_system}, whose files the kernel makes up"),
+                "a namespace needs a block device (`lsblk` lists them), or a regular file"
+                    .to_owned(),
+            ];
+            for words in words {
+                assert!(found.contains(&words), "{found}");
+            }
+            assert!(!found.contains("os error"), "{found}");
+        }
     }
 
     #[test]
