@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::tcp::Role;
 use capstan_nvme_proto::tcp::fault::{FatalErrorStatus, Fault};
+use capstan_nvme_proto::tcp::pdu::PduType;
 use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
 
 use super::limits::{DIRECT_MIN_BYTES, SETUP_US, TERM_US};
@@ -184,7 +185,24 @@ impl Stream {
             None => StreamState::Draining,
         };
         self.deadline_us = Some(self.now_us.saturating_add(TERM_US));
-        side.ended(EndReason::Violation(fault.to_string()));
+        let words = self.other_protocol().unwrap_or_else(|| fault.to_string());
+        side.ended(EndReason::Violation(words));
+    }
+
+    /// What answers a host there, where the first bytes are not those of a PDU, in words.
+    fn other_protocol(&self) -> Option<String> {
+        let first = self.reader.header();
+        // The types of PDUs are 00h to 09h (NVMe over TCP Transport 1.1, section 3.6.1).
+        let is_pdu = first
+            .first()
+            .is_none_or(|&pdu_type| pdu_type <= PduType::R2T.0);
+        (self.role == Role::Host && self.whole_bytes == 0 && !is_pdu).then(|| {
+            format!(
+                "what answers there does not speak NVMe/TCP: it begins with \"{}\", expected an ICResp; check the address and \
+                 port (on the target: `ss -ltn` shows what listens)",
+                first.escape_ascii()
+            )
+        })
     }
 
     /// Data of the last header that goes to a place of its own.

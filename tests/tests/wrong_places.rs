@@ -1,0 +1,64 @@
+//! What `capstan` says of a port where no target is.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::process::{Command, Output};
+use std::thread::spawn;
+
+use capstan_tests::program::{complaint, program};
+
+/// `capstan COMMAND -t tcp ARGS`.
+fn capstan(command: &str, address: &str, port: u16, args: &[&str]) -> Output {
+    let port = port.to_string();
+    Command::new(program("capstan"))
+        .args([command, "-t", "tcp", "-a", address, "-s", &port])
+        .args(args)
+        .env("CAPSTAN_RUN_DIR", "/nonexistent")
+        .output()
+        .expect("capstan runs")
+}
+
+/// A server that begins with `greeting`, whatever comes.
+fn greets(greeting: &'static [u8]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("it has one").port();
+    spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            spawn(move || {
+                let _ = stream.write_all(greeting);
+                let _ = stream.read(&mut [0; 256]);
+            });
+        }
+    });
+    port
+}
+
+#[test]
+fn what_does_not_speak_nvme_over_tcp_is_shown_by_its_first_bytes() {
+    for (greeting, shown) in [
+        (&b"SSH-2.0-OpenSSH_9.2p1\r\n"[..], "\"SSH-2.0-\""),
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "\"HTTP/1.1\""),
+        (
+            &b"\x4a\x00\x00\x00\x0a8.0.36\x00"[..],
+            "\"J\\x00\\x00\\x00\\n8.0\"",
+        ),
+    ] {
+        let port = greets(greeting);
+        for args in [&[][..], &["-n", "nqn.2026-11.org.example:a"]] {
+            let command = if args.is_empty() {
+                "discover"
+            } else {
+                "id-ctrl"
+            };
+            let said = complaint(&capstan(command, "127.0.0.1", port, args));
+            for words in ["does not speak NVMe/TCP", shown, "`ss -ltn`"] {
+                assert!(said.contains(words), "{words}: {said}");
+            }
+            assert!(
+                !said.contains("FES") && !said.contains("PDU-Type"),
+                "{said}"
+            );
+        }
+    }
+}
