@@ -103,6 +103,15 @@ pub enum ConnectError {
         /// In words, with what to do.
         reason: String,
     },
+    /// I/O queues of a discovery subsystem.
+    #[error(
+        "{subnqn} is a discovery subsystem, which has no namespaces and no I/O queues; expected one that has: `capstan \
+         discover` at the same address shows those, give the name of one (--nqn)"
+    )]
+    Discovery {
+        /// Its name.
+        subnqn: Box<Nqn>,
+    },
     /// A command of the set-up failed.
     #[error("{step} failed: {status}")]
     Command {

@@ -1,11 +1,12 @@
-//! What `capstan` says of a port where no target is.
+//! What `capstan` says of a port where no target is, and of a subsystem without namespaces.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::process::{Command, Output};
 use std::thread::spawn;
 
-use capstan_tests::program::{complaint, program};
+use capstan_nvme_proto::nqn::DISCOVERY_NQN;
+use capstan_tests::program::{Daemon, complaint, own_address, program};
 
 /// `capstan COMMAND -t tcp ARGS`.
 fn capstan(command: &str, address: &str, port: u16, args: &[&str]) -> Output {
@@ -61,4 +62,26 @@ fn what_does_not_speak_nvme_over_tcp_is_shown_by_its_first_bytes() {
             );
         }
     }
+}
+
+#[test]
+fn the_discovery_subsystem_is_no_place_for_io_and_what_has_namespaces_is_named() {
+    let at = own_address();
+    let daemon = Daemon::start("ram:1MiB", 4096, at);
+    for args in [&["read", "-z", "4096"][..], &["flush"], &["list-ns"]] {
+        let (command, more) = args.split_first().expect("a command");
+        let more = [more, &["-n", DISCOVERY_NQN]].concat();
+        let said = complaint(&capstan(command, "127.0.0.1", at.port(), &more));
+        for words in [
+            "is a discovery subsystem, which has no namespaces",
+            "`capstan discover`",
+        ] {
+            assert!(said.contains(words), "{command}: {said}");
+        }
+        assert!(!said.contains("Invalid Field"), "{command}: {said}");
+    }
+    // What it has is shown as before.
+    let shown = capstan("id-ctrl", "127.0.0.1", at.port(), &["-n", DISCOVERY_NQN]);
+    assert!(shown.status.success(), "{shown:?}");
+    assert!(daemon.stop().success());
 }

@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::CommandData;
-use capstan_initiator::DirectQueue;
+use capstan_initiator::{ConnectError, DirectQueue};
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::identify::{
     CapstanBlock, CapstanCapabilities, Cns, IdentifyController, IdentifyNamespace,
     NAMESPACE_LIST_MAX, NamespaceId, NamespaceIdDescriptors, NamespaceList,
 };
+use capstan_nvme_proto::nqn::{DISCOVERY_NQN, Nqn};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use clap::Args;
@@ -278,6 +279,11 @@ fn hex(bytes: &[u8]) -> String {
 
 impl ListNs {
     pub(crate) fn run(&self) -> Result<()> {
+        // Its controller does not know the list, and takes the command for a mistake.
+        if self.connect.nqn.as_deref() == Some(DISCOVERY_NQN) {
+            let subnqn = Box::new(Nqn::discovery());
+            return Err(ConnectError::Discovery { subnqn }.into());
+        }
         let mut queue = self.connect.admin_queue()?;
         let nsids = active_nsids_of(&mut queue, self.namespace_id)?;
         queue.close();

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use capstan_nvme_proto::features::AsyncEventConfiguration;
 use capstan_nvme_proto::identify::{
-    CapstanBlock, CapstanCapabilities, ControllerAttributes, Csi, IdentifyController,
-    IdentifyNamespace, NamespaceAttributes, NamespaceId, NamespaceIdDescriptors,
-    OptionalNvmCommands, SglSupport, VolatileWriteCacheSupport,
+    CapstanBlock, CapstanCapabilities, ControllerAttributes, ControllerType, Csi,
+    IdentifyController, IdentifyNamespace, NamespaceAttributes, NamespaceId,
+    NamespaceIdDescriptors, OptionalNvmCommands, SglSupport, VolatileWriteCacheSupport,
 };
 use capstan_nvme_proto::property::{Cap, Version};
 use uuid::Uuid;
@@ -122,6 +122,13 @@ impl ControllerInfo {
         })?;
         let sgls = SglSupport::from_bits_retain(identify.sgls.get());
         if config.nr_io_queues > 0 {
+            // NVMe Base 2.1, section 3.1.3.3: a discovery controller has neither I/O queues nor
+            // namespaces.
+            let is_discovery = identify.cntrltype == ControllerType::DISCOVERY;
+            if is_discovery || config.subnqn.is_discovery() {
+                let subnqn = Box::new(config.subnqn.clone());
+                return Err(ConnectError::Discovery { subnqn });
+            }
             require(config.transport, sgls, identify.ioccsz_16bytes.get())?;
         }
         self.serial = identify.serial_number().to_string();
