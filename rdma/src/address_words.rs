@@ -1,8 +1,8 @@
 //! Words for an address that nothing can connect to or from: which address is at fault, and the
 //! next step.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::{fmt, fs, io};
 
 use crate::contract::CmError;
 
@@ -55,7 +55,7 @@ pub fn refused(
     source: Option<IpAddr>,
     error: &io::Error,
 ) -> CmError {
-    let ip = destination.ip();
+    let (ip, route) = (destination.ip(), RouteTo(destination));
     let is_link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let message = match (error.raw_os_error(), source) {
         (Some(libc::EADDRNOTAVAIL), Some(source)) => format!(
@@ -70,11 +70,11 @@ pub fn refused(
             "{error}: a link-local address needs the interface it is reached by, as in {ip}%eth0"
         ),
         (Some(libc::EINVAL), Some(source)) => format!(
-            "{error}: {destination} cannot be reached from {source} (host-traddr); `ip route get {ip}` says which \
+            "{error}: {destination} cannot be reached from {source} (host-traddr); `ip route get {route}` says which \
              address is used without one"
         ),
         (Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN), _) => format!(
-            "{error}; check the address, the route (`ip route get {ip}`) and that the target is up"
+            "{error}; check the address, the route (`ip route get {route}`) and that the target is up"
         ),
         (Some(libc::EACCES | libc::EPERM), _) => format!(
             "{error}; check that {ip} is the address of one machine, and that no firewall of this one is in the way \
@@ -93,6 +93,37 @@ pub fn refused(
         message,
         errno: error.raw_os_error(),
     }
+}
+
+/// An address as `ip route get` takes it: a link-local one is looked for on its link, which is not
+/// in the address.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteTo(pub SocketAddr);
+
+impl fmt::Display for RouteTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(address) = self;
+        write!(f, "{}", address.ip())?;
+        match address {
+            SocketAddr::V6(v6) if v6.scope_id() != 0 => {
+                write!(f, " oif {}", interface(v6.scope_id()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The name of an interface, or what `ip` takes for one where it is gone.
+fn interface(index: u32) -> String {
+    let all = fs::read_dir("/sys/class/net")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut names = all.filter_map(|entry| {
+        let told = fs::read_to_string(entry.path().join("ifindex")).ok()?;
+        (told.trim().parse() == Ok(index)).then(|| entry.file_name().into_string().ok())?
+    });
+    names.next().unwrap_or_else(|| format!("if{index}"))
 }
 
 /// What the system said, with the next step where a limit is the reason.
@@ -168,6 +199,19 @@ mod tests {
                 None,
                 libc::EHOSTUNREACH,
                 "`ip route get 10.0.0.1`",
+            ),
+            // The loopback interface is the first one everywhere.
+            (
+                "[fe80::1%1]:4420",
+                None,
+                libc::EHOSTUNREACH,
+                "`ip route get fe80::1 oif lo`",
+            ),
+            (
+                "[fe80::1%99999]:4420",
+                Some("::1"),
+                libc::ENETUNREACH,
+                "`ip route get fe80::1 oif if99999`",
             ),
             ("10.0.0.1:4420", None, libc::EACCES, "`nft list ruleset`"),
         ] {

@@ -24,7 +24,7 @@ const CRATES: [&str; 11] = [
 ];
 
 /// What stands for a value in a quoted command, and a value.
-const VALUES: [(&str, &str); 10] = [
+const VALUES: [(&str, &str); 11] = [
     ("{COMMAND}", "serve-fuse"),
     ("{FOLDER_OPTION}", "--volume-dir"),
     ("{folder}", "/tmp"),
@@ -32,6 +32,7 @@ const VALUES: [(&str, &str); 10] = [
     ("{name}", "localhost"),
     ("{port}", "4420"),
     ("{ip}", "127.0.0.1"),
+    ("{route}", "127.0.0.1 oif lo"),
     ("{subnqn}", "nqn.2026-11.org.example:a"),
     ("{nsid}", "1"),
     ("{interface}", "lo"),
@@ -92,7 +93,7 @@ const STEPS: [(&str, Step); 68] = [
     ),
     ("ip address show dev {interface}", Looks),
     ("ip link", Looks),
-    ("ip route get {ip}", Looks),
+    ("ip route get {route}", Looks),
     (
         "kill -CONT {pid}",
         In("tests/tests/open_disks.rs", "tool(\"kill\", &[\"-CONT\""),
@@ -102,10 +103,10 @@ const STEPS: [(&str, Step); 68] = [
         In(HERE, "fn root_a_loop_device_takes_the_size_of_its_file"),
     ),
     (
-    (
         "losetup --sector-size {lba}",
         In("tests/tests/lba_of_devices.rs", "\"--sector-size\""),
     ),
+    (
         "losetup -d /dev/{name}",
         In(HERE, "fn root_a_loop_device_is_detached"),
     ),

@@ -1,4 +1,5 @@
-//! What `capstan` says of a port where no target is, and of a subsystem without namespaces.
+//! What `capstan` says of a port where no target is, of a subsystem without namespaces, and of an
+//! address of a link.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -6,7 +7,7 @@ use std::process::{Command, Output};
 use std::thread::spawn;
 
 use capstan_nvme_proto::nqn::DISCOVERY_NQN;
-use capstan_tests::program::{Daemon, complaint, own_address, program};
+use capstan_tests::program::{Daemon, complaint, own_address, program, shell};
 
 /// `capstan COMMAND -t tcp ARGS`.
 fn capstan(command: &str, address: &str, port: u16, args: &[&str]) -> Output {
@@ -84,4 +85,19 @@ fn the_discovery_subsystem_is_no_place_for_io_and_what_has_namespaces_is_named()
     let shown = capstan("id-ctrl", "127.0.0.1", at.port(), &["-n", DISCOVERY_NQN]);
     assert!(shown.status.success(), "{shown:?}");
     assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_route_to_a_link_local_address_is_looked_for_on_its_link() {
+    let said = complaint(&capstan("discover", "fe80::1%lo", 4420, &[]));
+    assert!(said.contains("ip route get fe80::1 oif lo"), "{said}");
+    let (_, step) = said.split_once('`').expect("a next step");
+    let (step, _) = step.split_once('`').expect("its end");
+    // Whatever it finds: `ip` takes the words.
+    let ran = shell(step);
+    let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(
+        !told.contains("Error: ") && !told.contains("Usage"),
+        "{told}"
+    );
 }

@@ -8,6 +8,7 @@ use capstan_initiator::{ConnectError, DirectQueue};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType};
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::StatusContext;
+use capstan_rdma::address_words::RouteTo;
 use capstan_rdma::contract::CmError;
 
 use super::super::output;
@@ -226,7 +227,7 @@ fn unreachable_remedy(error: &CmError, address: SocketAddr) -> String {
         CmError::Timeout { .. } => {
             format!("ping {ip}; on the target: nft list ruleset, for what drops port {port}; {LOG}")
         }
-        CmError::System { .. } => format!("ip route get {ip}; {LOG}"),
+        CmError::System { .. } => format!("ip route get {}; {LOG}", RouteTo(address)),
         _ => LOG.to_owned(),
     }
 }
