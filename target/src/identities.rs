@@ -22,7 +22,7 @@ use crate::limits::{NAMESPACES_KEPT, NAMESPACES_TEXT_BYTES_MAX, RESERVE_BYTES_MO
 use crate::state::Reserve;
 use crate::{instance, lba_size, state};
 use clash::{Of, one_nguid, one_uuid};
-use table::{Choice, Known, Medium, Shown, Table};
+use table::{Choice, Medium, Shown, Table};
 use words::{Forgotten, Told, Unreadable, still_open};
 
 /// In the state folder.

@@ -167,7 +167,7 @@ impl Served {
         self.opened.check_added(&self.config, &wanted, is_added)?;
         let warnings = wanted.check_machine_opening(is_added)?;
         // A configuration that nobody has written is not warned of.
-        for warning in first_of(&warnings).filter(|_| step == Step::Whole) {
+        for warning in first_of(&warnings).iter().filter(|_| step == Step::Whole) {
             tracing::warn!("{warning}");
         }
         room::check_added(&wanted, is_added, reactors)?;

@@ -52,7 +52,7 @@ impl Unended {
         if named.is_empty() {
             return format!(
                 "reactor {reactor} has not ended within {seconds} s of the signal, and has not said what it waits for; its \
-                 thread, reactor-{reactor}, is one of those in /proc/{}/task, where `stack` and `wchan` say what it does in \
+                 thread, reactor-{reactor}, is one of those in /proc/{}/task, where the files stack and wchan say what it does in \
                  the kernel",
                 process::id()
             );

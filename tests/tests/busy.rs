@@ -158,7 +158,11 @@ fn a_process_that_waits_for_the_target_inside_of_a_call_is_named() {
     wait_until("it waits for the disk", || {
         fs::read_to_string(&stat).is_ok_and(|stat| stat.contains("(stat) D "))
     });
-    let error = complaint(&scene.umount(&[]));
+    let mut error = String::new();
+    wait_until("its silence is noticed", || {
+        error = complaint(&scene.umount(&[]));
+        error.contains("has not answered for")
+    });
     signal(pid, Signal::SIGCONT);
     assert!(user.wait().unwrap().success());
     let named = format!("stat (pid {}), which waits inside of a call for", user.id());

@@ -137,6 +137,11 @@ fn each_device_of_a_file_system_of_several_is_known_to_be_in_use() {
         assert!(error.contains(&said), "{error}");
     }
     tool("umount", &[utf8(&both)]);
+    // What is said where one of them is not here.
+    tool("btrfs", &["device", "scan"]);
+    tool("btrfs", &["filesystem", "show", one]);
+    tool("mount", &[two, utf8(&both)]);
+    tool("umount", &[utf8(&both)]);
     for device in &devices {
         told(&machine.run("detach", &[utf8(device)]));
     }

@@ -58,7 +58,19 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 68] = [
+const STEPS: [(&str, Step); 72] = [
+    (
+        "btrfs device scan",
+        In("tests/tests/mounts.rs", "&[\"device\", \"scan\"]"),
+    ),
+    (
+        "btrfs filesystem show DEVICE",
+        In("tests/tests/mounts.rs", "&[\"filesystem\", \"show\""),
+    ),
+    (
+        "mount DEVICE FOLDER",
+        In("tests/tests/mounts.rs", "tool(\"mount\", &[two"),
+    ),
     (
         "chattr -{letters} {path}",
         In(HERE, "fn root_an_immutable_file"),
@@ -453,7 +465,9 @@ fn keys_that_messages_name_are_keys_of_the_configuration() {
 }
 
 /// Options of other programs that messages name.
-const FOREIGN_OPTIONS: [&str; 27] = [
+const FOREIGN_OPTIONS: [&str; 29] = [
+    "--detach",
+    "--sector-size",
     "--fsize",
     "--pid",
     "--activate",

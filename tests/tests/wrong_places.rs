@@ -68,11 +68,12 @@ fn what_does_not_speak_nvme_over_tcp_is_shown_by_its_first_bytes() {
 #[test]
 fn the_discovery_subsystem_is_no_place_for_io_and_what_has_namespaces_is_named() {
     let at = own_address();
+    let ip = at.ip().to_string();
     let daemon = Daemon::start("ram:1MiB", 4096, at);
     for args in [&["read", "-z", "4096"][..], &["flush"], &["list-ns"]] {
         let (command, more) = args.split_first().expect("a command");
         let more = [more, &["-n", DISCOVERY_NQN]].concat();
-        let said = complaint(&capstan(command, "127.0.0.1", at.port(), &more));
+        let said = complaint(&capstan(command, &ip, at.port(), &more));
         for words in [
             "is a discovery subsystem, which has no namespaces",
             "`capstan discover`",
@@ -82,7 +83,7 @@ fn the_discovery_subsystem_is_no_place_for_io_and_what_has_namespaces_is_named()
         assert!(!said.contains("Invalid Field"), "{command}: {said}");
     }
     // What it has is shown as before.
-    let shown = capstan("id-ctrl", "127.0.0.1", at.port(), &["-n", DISCOVERY_NQN]);
+    let shown = capstan("id-ctrl", &ip, at.port(), &["-n", DISCOVERY_NQN]);
     assert!(shown.status.success(), "{shown:?}");
     assert!(daemon.stop().success());
 }

@@ -379,9 +379,10 @@ impl Ring {
             return;
         }
         let (covered, next) = syncs.ended(index);
-        for slot in covered {
+        for &slot in &covered {
             self.answered(slot, answer, out);
         }
+        syncs.reuse(covered);
         if let Some(slot) = next {
             self.queue(slot);
         }

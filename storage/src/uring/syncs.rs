@@ -15,6 +15,8 @@ pub(crate) struct Syncs {
     covered: RefCell<Vec<u32>>,
     /// Slots that came after the running one had begun.
     waiting: RefCell<Vec<u32>>,
+    /// Empty: memory for those that come while the next one runs.
+    spare: RefCell<Vec<u32>>,
 }
 
 impl Syncs {
@@ -37,15 +39,22 @@ impl Syncs {
         !self.covered.borrow().is_empty()
     }
 
-    /// The sync of `slot` has ended. Returns the slots that end with it, and the one to run next.
+    /// The sync of `slot` has ended. Returns the slots that end with it, whose memory is to come back
+    /// by [`Syncs::reuse`], and the one to run next.
     pub(crate) fn ended(&self, slot: u32) -> (Vec<u32>, Option<u32>) {
         if self.running.get() != Some(slot) {
             return (Vec::new(), None);
         }
-        let mut waiting = self.waiting.take();
+        let mut waiting = self.waiting.replace(self.spare.take());
         let next = (!waiting.is_empty()).then(|| waiting.remove(0));
         self.running.set(next);
         (self.covered.replace(waiting), next)
+    }
+
+    /// Takes back the memory of what [`Syncs::ended`] returned, for those that come.
+    pub(crate) fn reuse(&self, mut slots: Vec<u32>) {
+        slots.clear();
+        self.spare.replace(slots);
     }
 
     /// Drops every slot that the kernel has not seen, and returns them.
