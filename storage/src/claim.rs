@@ -38,9 +38,9 @@ pub(crate) fn lock_holder(metadata: &Metadata) -> LockHolder {
     }
 }
 
-/// The holder of a lock that a try did not get, from what was found `before` it and `behind` it: the
-/// last operation of a process that has ended may be over in between, and then nothing holds it any
-/// more.
+/// The holder of a lock that a try did not get, from what was found `before` it and `behind` it:
+/// the last operation of a process that has ended may be over in between, and then nothing holds it
+/// any more.
 pub(crate) fn holder_at_try(before: LockHolder, behind: LockHolder) -> LockHolder {
     match behind {
         LockHolder::Unknown => before,

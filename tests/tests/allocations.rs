@@ -144,9 +144,9 @@ impl Watched {
         }
     }
 
-    /// Runs `load` again and again, until it allocates nothing: not the target, and not the host where
-    /// `is_host` says that it is one of ours. Lists grow when more is in flight in them than ever
-    /// before, which may be late; what allocates for an I/O does so in each run.
+    /// Runs `load` again and again, until it allocates nothing: not the target, and not the host
+    /// where `is_host` says that it is one of ours. Lists grow when more is in flight in them than
+    /// ever before, which may be late; what allocates for an I/O does so in each run.
     fn allocates_nothing(&self, what: &str, is_host: bool, mut load: impl FnMut()) {
         let threads = [self.reactor, self.host];
         let whose = ["the target's reactor", "the host's thread"];

@@ -4,9 +4,14 @@
 //! conformance_queue ADDRESS [LIBTEST_OPTIONS]
 //! ```
 //!
-//! Both ends of each connection are in this process, on the device that owns the address. The suites
-//! over the wires that need no device are tests of cargo's; `scripts/lab.sh conformance` boots
-//! machines that have one.
+//! Both ends of each connection are in this process, on the device that owns the address. The
+//! suites over the wires that need no device are tests of cargo's; `scripts/lab.sh conformance`
+//! boots machines that have one.
+
+#![expect(
+    clippy::duplicate_mod,
+    reason = "each suite has what both share, as it is a test by itself"
+)]
 
 #[path = "../tests/host/suite/mod.rs"]
 mod host;

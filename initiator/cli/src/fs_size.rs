@@ -41,7 +41,8 @@ pub(super) fn why_not_mounted(
     })
 }
 
-/// Where btrfs has its first superblock (`struct btrfs_super_block` of Linux), and what is read of it.
+/// Where btrfs has its first superblock (`struct btrfs_super_block` of Linux), and what is read of
+/// it.
 const BTRFS_AT: usize = 64 << 10;
 const BTRFS_BYTES: usize = 4096;
 

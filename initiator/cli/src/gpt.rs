@@ -82,8 +82,8 @@ fn trouble(disk: &File, lba_bytes: u32) -> Option<Trouble> {
     others().find(backup).map(Trouble::Lbas)
 }
 
-/// The partitions of the table whose header is at byte `at`, for LBAs of so many bytes; `None` where
-/// it is not whole.
+/// The partitions of the table whose header is at byte `at`, for LBAs of so many bytes; `None`
+/// where it is not whole.
 fn table(disk: &File, at: u64, lba_bytes: u32) -> Option<usize> {
     let header = header(disk, at, lba_bytes)?;
     let entries_at = u64_at(&header, 72)?.checked_mul(lba_bytes.into())?;

@@ -201,7 +201,8 @@ mod tests {
         assert!(text.contains("nqn.me") && text.contains("nqn.sub") && text.contains("allowed"));
     }
 
-    /// A controller is made with the Admin queue: an I/O queue that is refused lacks something else.
+    /// A controller is made with the Admin queue: an I/O queue that is refused lacks something
+    /// else.
     #[test]
     fn a_busy_controller_is_no_missing_one_for_an_io_queue() {
         let (subnqn, hostnqn) = (Nqn::new("nqn.sub").unwrap(), Nqn::new("nqn.me").unwrap());

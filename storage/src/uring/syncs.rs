@@ -39,8 +39,8 @@ impl Syncs {
         !self.covered.borrow().is_empty()
     }
 
-    /// The sync of `slot` has ended. Returns the slots that end with it, whose memory is to come back
-    /// by [`Syncs::reuse`], and the one to run next.
+    /// The sync of `slot` has ended. Returns the slots that end with it, whose memory is to come
+    /// back by [`Syncs::reuse`], and the one to run next.
     pub(crate) fn ended(&self, slot: u32) -> (Vec<u32>, Option<u32>) {
         if self.running.get() != Some(slot) {
             return (Vec::new(), None);

@@ -52,7 +52,9 @@ fn own_instructions(report: &str, path: &str) -> Result<u64> {
     let (mut number, mut is_inside, mut is_call) = (None, false, false);
     let mut sum = 0;
     for line in report.lines() {
-        let object = line.strip_prefix("ob=").or(line.strip_prefix("cob="));
+        let object = line
+            .strip_prefix("ob=")
+            .or_else(|| line.strip_prefix("cob="));
         if let Some(object) = object {
             let (name, of) = object.split_once(' ').unwrap_or((object, ""));
             if of == path {

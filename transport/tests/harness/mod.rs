@@ -19,6 +19,9 @@ pub(crate) type OwnDevice = (IpAddr, fn() -> Box<dyn ConnectionManager>);
 /// Work requests of a queue pair: a push and a response for each command.
 pub(crate) const SEND_WRS: u32 = 128;
 
+/// A case with its name.
+pub(crate) type Case<W> = (&'static str, fn(W));
+
 /// The device under test, where there is one.
 static DEVICE: OnceLock<OwnDevice> = OnceLock::new();
 
@@ -31,7 +34,7 @@ pub(crate) fn use_device(device: OwnDevice) {
 /// Each case over each wire. Both come with their names.
 pub(crate) fn trials<W: Copy + Send + 'static>(
     wires: &[(&'static str, W)],
-    cases: &[(&'static str, fn(W))],
+    cases: &[Case<W>],
 ) -> Vec<Trial> {
     let over = |&(wire, over): &(&'static str, W)| {
         cases.iter().map(move |&(name, case)| {

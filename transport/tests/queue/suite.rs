@@ -20,7 +20,7 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use libtest_mimic::Trial;
 
-use harness::OwnDevice;
+use harness::{Case, OwnDevice};
 use over::Over;
 
 macro_rules! cases {
@@ -29,7 +29,7 @@ macro_rules! cases {
     };
 }
 
-const CASES: &[(&str, fn(Over))] = cases! {
+const CASES: &[Case<Over>] = cases! {
     capsules::capsules_come_whole_and_in_order
     capsules::everything_that_has_arrived_comes_before_a_fence
     capsules::what_has_arrived_before_the_first_look_comes_before_a_fence

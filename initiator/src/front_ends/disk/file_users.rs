@@ -32,7 +32,7 @@ pub fn by_the_kernel_in(of: &[Mount]) -> io::Result<Vec<FileUse>> {
     let all = mounts()?;
     let mut swapped = swaps()?;
     swapped.retain(|path| is_in(path, &all, of));
-    Ok(uses(&all, swapped, of))
+    Ok(uses(&all, &swapped, of))
 }
 
 /// The same of a disk and all its file systems, with swap on the disk itself.
@@ -40,14 +40,14 @@ pub fn by_the_kernel_in(of: &[Mount]) -> io::Result<Vec<FileUse>> {
 /// # Errors
 /// `/proc` is not there.
 pub fn by_the_kernel_on(disk: &Path) -> io::Result<Vec<FileUse>> {
-    Ok(uses(&mounts()?, swap_on(disk)?, &mounts_of(disk)?))
+    Ok(uses(&mounts()?, &swap_on(disk)?, &mounts_of(disk)?))
 }
 
-fn uses(all: &[Mount], swapped: Vec<PathBuf>, of: &[Mount]) -> Vec<FileUse> {
+fn uses(all: &[Mount], swapped: &[PathBuf], of: &[Mount]) -> Vec<FileUse> {
     let names: Vec<_> = swapped.iter().map(|at| at.display().to_string()).collect();
     let swap = (!swapped.is_empty()).then(|| FileUse {
         by: format!("as swap ({})", names.join(" ")),
-        end: vec![swapoff(&swapped)],
+        end: vec![swapoff(swapped)],
     });
     swap.into_iter().chain(loops(all, of, NESTED_MAX)).collect()
 }

@@ -51,8 +51,8 @@ fn is_in_use(record: &Record) -> bool {
         || is_configured(path) && look(path).is_ok_and(|state| state.in_use)
 }
 
-/// The overlays that may keep a disk which nothing else is known to keep, and what ends that, as the
-/// begin of a clause; nothing where there are none.
+/// The overlays that may keep a disk which nothing else is known to keep, and what ends that, as
+/// the begin of a clause; nothing where there are none.
 #[must_use]
 pub fn perhaps_by_overlays() -> String {
     let overlays = overlays_perhaps_on(None).unwrap_or_default();

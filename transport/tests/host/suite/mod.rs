@@ -22,7 +22,7 @@ mod world;
 
 use libtest_mimic::Trial;
 
-use harness::OwnDevice;
+use harness::{Case, OwnDevice};
 use over::Over;
 
 macro_rules! cases {
@@ -31,7 +31,7 @@ macro_rules! cases {
     };
 }
 
-const CASES: &[(&str, fn(Over))] = cases! {
+const CASES: &[Case<Over>] = cases! {
     opening::a_queue_that_is_connected_takes_commands
     opening::nothing_listens_there
     opening::a_controller_refuses_the_connection
