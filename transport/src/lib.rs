@@ -4,7 +4,7 @@
 //! * Names and events of queues: [`queue`].
 //! * Wires, which have the queues: [`wire`].
 //! * In-capsule data, and data that is pushed and pulled: [`data`].
-//! * Lists of buffers of the host: [`keyed_list`].
+//! * Lists of buffers of the host: `keyed_list`.
 //! * Connections, as they come and end: [`manager`].
 //! * The host's side of queues: [`host`].
 //! * NVMe/RDMA: [`rdma`].

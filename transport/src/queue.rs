@@ -82,7 +82,7 @@ pub enum Event {
     /// Responses have left, and what was pushed before them: [`Queue::poll_released`] says of which
     /// commands, and has the buffers that have not come back before.
     Released,
-    /// There is room again after a [`Full`](crate::Full) that said so.
+    /// There is room again after a [`Full`] that said so.
     Room,
     /// The queue takes nothing any more. What has arrived may still land in sinks of pulls.
     Ended(EndReason),

@@ -92,7 +92,7 @@ pub(super) struct Loss {
     cause: Arc<ConnectError>,
 }
 
-/// The host side of one association. See the [module](super).
+/// The host side of one association. See the module.
 #[derive(Debug)]
 pub struct Host {
     pub(super) config: HostConfig,

@@ -33,8 +33,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoopRequest {
-    /// Make a free device a disk of `file`. It answers [`LoopAnswer::Chosen`] before it touches the
-    /// device, goes on with a line on its stdin, answers [`LoopAnswer::Done`], and lets the device
+    /// Make a free device a disk of `file`. It answers `LoopAnswer::Chosen` before it touches the
+    /// device, goes on with a line on its stdin, answers `LoopAnswer::Done`, and lets the device
     /// live on with another line. Without it the device goes.
     Configure {
         /// What the disk is of.
@@ -167,7 +167,7 @@ pub(crate) fn ask(request: &LoopRequest) -> Result<LoopAnswer, LoopProcessError>
 /// What `device` is.
 ///
 /// # Errors
-/// [`LoopProcessError`].
+/// `LoopProcessError`.
 pub fn look(device: &Path) -> Result<LoopState, LoopProcessError> {
     let device = device.to_owned();
     match ask(&LoopRequest::Look { device })? {
@@ -179,7 +179,7 @@ pub fn look(device: &Path) -> Result<LoopState, LoopProcessError> {
 /// Lets `device` end with its last user.
 ///
 /// # Errors
-/// [`LoopProcessError`].
+/// `LoopProcessError`.
 pub fn set_autoclear(device: &Path) -> Result<(), LoopProcessError> {
     let device = device.to_owned();
     ask(&LoopRequest::Autoclear { device }).map(drop)

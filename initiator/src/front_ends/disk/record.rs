@@ -162,7 +162,7 @@ pub struct VolumeDir {
     path: PathBuf,
 }
 
-/// The folder of all volumes: [`RUN_DIR_VARIABLE`] or [`RUN_DIR`].
+/// The folder of all volumes: `RUN_DIR_VARIABLE` or `RUN_DIR`.
 #[must_use]
 pub fn run_dir() -> PathBuf {
     variables::folder(RUN_DIR_VARIABLE).unwrap_or_else(|| PathBuf::from(RUN_DIR))
@@ -309,7 +309,7 @@ pub(crate) type Found = (VolumeDir, Result<Option<Record>, RecordError>);
 /// The volumes in `run_dir`, by number, each by itself.
 ///
 /// # Errors
-/// [`RecordError`]: the folder cannot be read, or it is not root's or this user's alone; when there
+/// `RecordError`: the folder cannot be read, or it is not root's or this user's alone; when there
 /// is none, there is no volume.
 pub fn volumes(run_dir: &Path) -> Result<Vec<Found>, RecordError> {
     check_absolute(run_dir)?;

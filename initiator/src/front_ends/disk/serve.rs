@@ -172,7 +172,7 @@ impl Disk {
 /// `asked_by`, a pipe, any more before. `dir` is the volume's folder, which is gone afterwards.
 ///
 /// # Errors
-/// [`ServeError`].
+/// `ServeError`.
 pub fn serve(
     options: Options,
     disk: &DiskOptions,
