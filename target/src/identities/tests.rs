@@ -335,7 +335,7 @@ fn a_uuid_that_another_namespace_has_is_refused() {
     let error = place.identities().number(&both, None).unwrap_err();
     let error = error.to_string();
     assert!(
-        error.contains("namespace 2 of") && error.contains("that of namespace 1 of"),
+        error.contains("namespace 1 of") && error.contains("gives to namespace 2 of"),
         "{error}"
     );
     // What has it by derivation only has never had it once it is on another medium.
