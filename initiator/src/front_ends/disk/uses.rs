@@ -51,21 +51,25 @@ fn is_in_use(record: &Record) -> bool {
         || is_configured(path) && look(path).is_ok_and(|state| state.in_use)
 }
 
+/// The first of these overlays, with a relative folder of each, and what ends each.
+fn overlays_in_words(overlays: &[(PathBuf, PathBuf)]) -> (Vec<String>, Vec<String>) {
+    let named = overlays.iter().take(NAMED_MAX);
+    named
+        .map(|(over, layer)| {
+            let end = format!("umount {}", word_of(over));
+            let (over, layer) = (over.display(), layer.display());
+            let words = format!("the overlay at {over}, which has the relative folder {layer}");
+            (words, end)
+        })
+        .unzip()
+}
+
 /// The overlays that may keep a disk which nothing else is known to keep, and what ends that, as
 /// the begin of a clause; nothing where there are none.
 #[must_use]
 pub fn perhaps_by_overlays() -> String {
     let overlays = overlays_perhaps_on(None).unwrap_or_default();
-    let named = || overlays.iter().take(NAMED_MAX);
-    let found: Vec<_> = named()
-        .map(|(over, layer)| {
-            let (over, layer) = (over.display(), layer.display());
-            format!("the overlay at {over}, which has the relative folder {layer}")
-        })
-        .collect();
-    let steps: Vec<_> = named()
-        .map(|(over, _)| format!("umount {}", word_of(over)))
-        .collect();
+    let (found, steps) = overlays_in_words(&overlays);
     match found.is_empty() {
         true => String::new(),
         false => format!(
@@ -165,21 +169,16 @@ impl Use {
     }
 
     fn by_overlays(disk: &Path, overlays: &[(PathBuf, PathBuf)]) -> Self {
-        let named = || overlays.iter().take(NAMED_MAX);
-        let found: Vec<_> = named()
-            .map(|(over, layer)| {
-                let (over, layer) = (over.display(), layer.display());
-                format!("the overlay at {over}, which has the relative folder {layer}")
-            })
-            .collect();
-        let commands: Vec<_> = named()
-            .map(|(over, _)| format!("umount {}", word_of(over)))
-            .collect();
+        let (found, commands) = overlays_in_words(overlays);
         let disk = disk.display();
         Self {
             by: format!("{disk} is used, it seems by {}", found.join(" or ")),
             end: format!("unmount that first: {}", commands.join(" or ")),
-            folders: named().map(|(over, _)| over.clone()).collect(),
+            folders: overlays
+                .iter()
+                .take(NAMED_MAX)
+                .map(|(over, _)| over.clone())
+                .collect(),
         }
     }
 }
