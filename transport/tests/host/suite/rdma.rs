@@ -105,8 +105,10 @@ impl RdmaController {
             .end
             .get_or_insert_with(|| Side::new(device, access, POOL_BYTES, COMPLETIONS));
         let config = end.config(ReceiveSource::Own(RECEIVES.into()));
-        let qp = self.cm.create_qp(id, &end.pd, &config);
-        let qp = qp.expect("a queue pair");
+        let Ok(qp) = self.cm.create_qp(id, &end.pd, &config) else {
+            // The host has given up: librdmacm makes no queue pair for it.
+            return self.cm.destroy(id);
+        };
         let receives_bytes = u32::from(RECEIVES) * RECEIVE_BYTES;
         let mut peer = Peer {
             num: qp.num(),
