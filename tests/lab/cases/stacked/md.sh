@@ -20,8 +20,8 @@ dd if=late of=/dev/md0 bs=4k seek=12288 oflag=direct status=none
 within 30 "md has given the volume up" grep -q '\[_U\]' /proc/mdstat
 target_start
 mdadm --quiet /dev/md0 --remove "$DISK"
-# md was told of the write that failed, which capstan cannot know. Where it was the flush before that
-# write, capstan has never seen the write, and misses nothing.
+# md was told of the write that failed, which capstan cannot know. Where it was the flush before
+# that write, capstan has never seen the write, and misses nothing.
 capstan detach "$ATTACHED" >detached 2>&1 || grep -q 'were not repeated' detached || fail "detach says: $(cat detached)"
 ATTACHED=''
 attach_nsid 3
