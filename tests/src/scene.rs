@@ -71,3 +71,25 @@ impl Scene {
         complaint(&self.machine.run_on_target("mount", &args))
     }
 }
+
+/// A [`Scene`] of an ext4 file system that is mounted at the machine's mount point.
+pub struct Mounted {
+    /// What it is mounted from.
+    pub scene: Scene,
+    /// The disk.
+    pub device: PathBuf,
+}
+
+impl Mounted {
+    /// Of an image with an ext4 file system.
+    ///
+    /// # Panics
+    /// When it cannot be mounted.
+    #[must_use]
+    pub fn ext4() -> Self {
+        let scene = Scene::of(ext4_image);
+        scene.machine.mount(&[]);
+        let device = PathBuf::from(scene.machine.list()[0]["device"].as_str().unwrap());
+        Self { scene, device }
+    }
+}

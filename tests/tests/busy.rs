@@ -2,67 +2,39 @@
 //! for, and processes that wait for a target which is away.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use capstan_tests::disks::{Loop, ext4_image, run};
-use capstan_tests::program::{
-    Daemon, Machine, complaint, has_disks, own_address, shell, signal, told, tool, utf8,
-};
+use capstan_tests::disks::{Loop, run};
+use capstan_tests::program::{complaint, has_disks, shell, signal, told, tool, utf8};
+use capstan_tests::scene::Mounted;
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
-use tempfile::TempDir;
 
-/// A target of an ext4 file system, and a machine that has it mounted.
-struct Scene {
-    folder: TempDir,
-    daemon: Daemon,
-    machine: Machine,
-    device: PathBuf,
+fn umount(mounted: &Mounted, options: &[&str]) -> std::process::Output {
+    let point = mounted.scene.machine.mount_point();
+    let args = [options, &[utf8(&point)]].concat();
+    mounted.scene.machine.run("umount", &args)
 }
 
-impl Scene {
-    fn mounted() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let image = ext4_image(folder.path());
-        let at = own_address();
-        let daemon = Daemon::start(utf8(&image), 4096, at);
-        let machine = Machine::new(at);
-        machine.mount(&[]);
-        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
-        Self {
-            folder,
-            daemon,
-            machine,
-            device,
-        }
+/// Has `umount` and `umount --force` refuse for `words`, and does what they say first.
+fn refuses_and_says_what_ends_it(mounted: &Mounted, words: &[&str]) {
+    let point = mounted.scene.machine.mount_point();
+    let error = complaint(&umount(mounted, &[]));
+    let then = format!("; then: capstan umount {}", utf8(&point));
+    let first = "end that first: ";
+    let (said, steps) = error.split_once(first).expect(&error);
+    let (steps, _) = steps.split_once(&then).expect(&error);
+    let forced = complaint(&umount(mounted, &["--force"]));
+    assert!(forced.contains("nothing was changed"), "{forced}");
+    assert!(forced.contains(&format!("{first}{steps}")), "{forced}");
+    for word in words {
+        assert!(said.contains(word), "{word}: {said}");
+        assert!(forced.contains(word), "{word}: {forced}");
     }
-
-    fn umount(&self, options: &[&str]) -> std::process::Output {
-        let point = self.machine.mount_point();
-        let args = [options, &[utf8(&point)]].concat();
-        self.machine.run("umount", &args)
-    }
-
-    /// Has `umount` and `umount --force` refuse for `words`, and does what they say first.
-    fn refuses_and_says_what_ends_it(&self, words: &[&str]) {
-        let point = self.machine.mount_point();
-        let error = complaint(&self.umount(&[]));
-        let then = format!("; then: capstan umount {}", utf8(&point));
-        let first = "end that first: ";
-        let (said, steps) = error.split_once(first).expect(&error);
-        let (steps, _) = steps.split_once(&then).expect(&error);
-        let forced = complaint(&self.umount(&["--force"]));
-        assert!(forced.contains("nothing was changed"), "{forced}");
-        assert!(forced.contains(&format!("{first}{steps}")), "{forced}");
-        for word in words {
-            assert!(said.contains(word), "{word}: {said}");
-            assert!(forced.contains(word), "{word}: {forced}");
-        }
-        assert!(!error.contains("--force"), "{error}");
-        assert!(!error.contains(": umount: "), "{error}");
-        told(&shell(steps));
-    }
+    assert!(!error.contains("--force"), "{error}");
+    assert!(!error.contains(": umount: "), "{error}");
+    told(&shell(steps));
 }
 
 #[test]
@@ -71,14 +43,14 @@ fn swap_files_and_loop_devices_are_named_and_end_as_said() {
     if !has_disks(test, &["mkfs.ext4", "mkswap", "swapon", "losetup"]) {
         return;
     }
-    let scene = Scene::mounted();
-    let point = scene.machine.mount_point();
+    let mounted = Mounted::ext4();
+    let point = mounted.scene.machine.mount_point();
     // A name with a space, as in /proc/swaps and in commands.
     let swap = point.join("a swap");
     fs::write(&swap, vec![0; 4 << 20]).unwrap();
     tool("mkswap", &[utf8(&swap)]);
     match run("swapon", &[utf8(&swap)]) {
-        Ok(_) => scene.refuses_and_says_what_ends_it(&["the kernel, as swap", "a swap"]),
+        Ok(_) => refuses_and_says_what_ends_it(&mounted, &["the kernel, as swap", "a swap"]),
         Err(refused) => eprintln!("SKIPPED {test}: no swap here: {refused}"),
     }
     // One that is mounted, with one on a file of that; one that goes with its mount; and one that
@@ -89,7 +61,7 @@ fn swap_files_and_loop_devices_are_named_and_end_as_said() {
         path
     };
     let folder = |name: &str| {
-        let path = scene.folder.path().join(name);
+        let path = mounted.scene.folder.path().join(name);
         fs::create_dir(&path).unwrap();
         path
     };
@@ -108,19 +80,22 @@ fn swap_files_and_loop_devices_are_named_and_end_as_said() {
     tool("mkfs.ext4", &["-q", utf8(&image)]);
     tool("mount", &["-o", "loop", utf8(&image), utf8(&by_itself)]);
     let unused = device(&file("unused.img", &point, 1));
-    scene.refuses_and_says_what_ends_it(&[
-        &format!("as the loop device {on_outer} ("),
-        &format!("{on_inner} ("),
-        &format!("as the loop device {unused} ("),
-        "outer.img",
-        "inner.img",
-        &format!("mounted at {}", utf8(&inner)),
-        &format!("mounted at {}", utf8(&by_itself)),
-    ]);
+    refuses_and_says_what_ends_it(
+        &mounted,
+        &[
+            &format!("as the loop device {on_outer} ("),
+            &format!("{on_inner} ("),
+            &format!("as the loop device {unused} ("),
+            "outer.img",
+            "inner.img",
+            &format!("mounted at {}", utf8(&inner)),
+            &format!("mounted at {}", utf8(&by_itself)),
+        ],
+    );
     // What was said has ended all of it, and nothing is lost.
-    scene.machine.umount();
-    scene.machine.assert_clean(&scene.device);
-    scene.machine.mount(&[]);
+    mounted.scene.machine.umount();
+    mounted.scene.machine.assert_clean(&mounted.device);
+    mounted.scene.machine.mount(&[]);
     let on_outer = Loop::new(&point.join("outer.img"));
     tool("mount", &["-o", "ro", utf8(on_outer.path()), utf8(&outer)]);
     let image = outer.join("inner.img");
@@ -132,8 +107,8 @@ fn swap_files_and_loop_devices_are_named_and_end_as_said() {
     tool("umount", &[utf8(&inner)]);
     tool("umount", &[utf8(&outer)]);
     drop(on_outer);
-    scene.machine.umount();
-    scene.machine.assert_clean(&scene.device);
+    mounted.scene.machine.umount();
+    mounted.scene.machine.assert_clean(&mounted.device);
 }
 
 #[test]
@@ -142,14 +117,14 @@ fn a_process_that_waits_for_the_target_inside_of_a_call_is_named() {
     if !has_disks(test, &["mkfs.ext4"]) {
         return;
     }
-    let scene = Scene::mounted();
-    let (machine, point) = (&scene.machine, scene.machine.mount_point());
+    let mounted = Mounted::ext4();
+    let (machine, point) = (&mounted.scene.machine, mounted.scene.machine.mount_point());
     let file = point.join("a/b/file");
     fs::create_dir_all(point.join("a/b")).unwrap();
     fs::write(&file, "x").unwrap();
     machine.umount();
     machine.mount(&[]);
-    let pid = scene.daemon.pid();
+    let pid = mounted.scene.daemon.pid();
     signal(pid, Signal::SIGSTOP);
     let mut user = Command::new("stat");
     let user = user.arg(&file).stdout(Stdio::null()).spawn();
@@ -160,7 +135,7 @@ fn a_process_that_waits_for_the_target_inside_of_a_call_is_named() {
     });
     let mut error = String::new();
     wait_until("its silence is noticed", || {
-        error = complaint(&scene.umount(&[]));
+        error = complaint(&umount(&mounted, &[]));
         error.contains("has not answered for")
     });
     signal(pid, Signal::SIGCONT);
@@ -178,5 +153,5 @@ fn a_process_that_waits_for_the_target_inside_of_a_call_is_named() {
     }
     assert!(!error.contains("swap"), "{error}");
     machine.umount();
-    machine.assert_clean(&scene.device);
+    machine.assert_clean(&mounted.device);
 }

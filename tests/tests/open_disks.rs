@@ -2,45 +2,22 @@
 //! there is one.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use capstan_tests::disks::{ext4_image, in_own_mounts};
+use capstan_tests::disks::in_own_mounts;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, shell, signal, told, tool, utf8,
 };
+use capstan_tests::scene::Mounted;
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
-/// A target of an ext4 file system, and a machine that has it mounted.
-struct Scene {
-    _folder: tempfile::TempDir,
-    _daemon: Daemon,
-    machine: Machine,
-    device: PathBuf,
-}
-
-impl Scene {
-    fn mounted() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let image = ext4_image(folder.path());
-        let at = own_address();
-        let daemon = Daemon::start(utf8(&image), 4096, at);
-        let machine = Machine::new(at);
-        machine.mount(&[]);
-        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
-        Self {
-            _folder: folder,
-            _daemon: daemon,
-            machine,
-            device,
-        }
-    }
-
-    fn goes(&self) {
-        wait_until("the disk has gone", || self.machine.list().is_empty());
-        self.machine.assert_clean(&self.device);
-    }
+fn goes(mounted: &Mounted) {
+    wait_until("the disk has gone", || {
+        mounted.scene.machine.list().is_empty()
+    });
+    mounted.scene.machine.assert_clean(&mounted.device);
 }
 
 #[test]
@@ -49,13 +26,13 @@ fn an_unmount_says_what_has_the_disk_open_and_that_it_waits_for_that() {
     if !has_disks(test, &["mkfs.ext4"]) {
         return;
     }
-    let scene = Scene::mounted();
-    let machine = &scene.machine;
-    let user = File::open(&scene.device).unwrap();
+    let mounted = Mounted::ext4();
+    let machine = &mounted.scene.machine;
+    let user = File::open(&mounted.device).unwrap();
     let said = complaint(&machine.run("umount", &[utf8(&machine.mount_point())]));
     let pid = std::process::id();
     let [name, served_by] = [
-        utf8(&scene.device).to_owned(),
+        utf8(&mounted.device).to_owned(),
         machine.serving_pid().to_string(),
     ];
     let lines: Vec<_> = said.lines().collect();
@@ -73,7 +50,7 @@ fn an_unmount_says_what_has_the_disk_open_and_that_it_waits_for_that() {
     );
     assert!(lines[1].ends_with(&end), "{said}");
     drop(user);
-    scene.goes();
+    goes(&mounted);
     // By hand likewise.
     let device = machine.attach(&[]);
     let user = File::open(&device).unwrap();
@@ -87,7 +64,7 @@ fn an_unmount_says_what_has_the_disk_open_and_that_it_waits_for_that() {
     let end = format!("(pid {pid}); it is detached when that ends");
     assert!(said.contains(&end), "{said}");
     drop(user);
-    scene.goes();
+    goes(&mounted);
 }
 
 /// A mount namespace without a process keeps the file system, and nothing tells where.
@@ -97,14 +74,14 @@ fn an_unmount_says_that_it_waits_for_what_nothing_can_name() {
     if !has_disks(test, &["mkfs.ext4", "unshare"]) {
         return;
     }
-    let scene = Scene::mounted();
-    let machine = &scene.machine;
+    let mounted = Mounted::ext4();
+    let machine = &mounted.scene.machine;
     let kept = Kept::new(&machine.path("kept"), &machine.mount_point());
     let since = Instant::now();
     let output = machine.run("umount", &[utf8(&machine.mount_point())]);
     assert!(since.elapsed() < Duration::from_secs(15), "{output:?}");
     let said = told(&output);
-    let name = utf8(&scene.device);
+    let name = utf8(&mounted.device);
     let claimed = format!("{name} is claimed by another user (what no process has open: ");
     let waits = String::from_utf8(output.stderr).unwrap();
     assert_eq!(waits.lines().count(), 1, "{waits}");
@@ -115,7 +92,7 @@ fn an_unmount_says_that_it_waits_for_what_nothing_can_name() {
     assert!(said.starts_with(&end), "{said}");
     assert!(!said.contains("lives on"), "{said}");
     drop(kept);
-    scene.goes();
+    goes(&mounted);
 }
 
 /// A mount namespace that lives by its name, with the mount at one folder of those of tests.
