@@ -241,6 +241,15 @@ impl Queue {
         }
     }
 
+    /// Whether a command that succeeds has to fill the host's data buffer to its end, with zeroes
+    /// behind what it returns: C2HData of a command go on to the end of its Command Data Buffer
+    /// (NVMe over TCP Transport 1.1, section 3.3.2.1). A [`Source::Piece`] that is the last does so
+    /// by itself. NVMe/RDMA writes as much as there is.
+    #[must_use]
+    pub fn fills_data_buffer(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+    }
+
     /// Sends the response of the command `tag`, behind what was pushed for it. Something `waits`
     /// for it to leave where the command has a buffer at the queue, or its user has something to do
     /// then; otherwise no event need follow. Where it cannot be sent, [`Event::Ended`] follows.

@@ -270,7 +270,7 @@ fn push_next(
         .unwrap_or_default();
     let piece = left.get(..ADMIN_PIECE_BYTES as usize).unwrap_or(left);
     let is_last = piece.len() == left.len();
-    // Over NVMe/TCP a command that succeeds returns all that was asked for, if only zeroes.
+    // Where the data buffer is to be filled (`Queue::fills_data_buffer`), if only with zeroes.
     if (!piece.is_empty() || returning.cqe.status().is_success())
         && let Some(Data {
             buffer: mut page, ..

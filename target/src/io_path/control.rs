@@ -68,8 +68,7 @@ pub(super) fn on_data(
     {
         buffer.copy_from(0, &out);
         let mut len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
-        if connection.transport.tcp().is_some() {
-            // Over NVMe/TCP a command that succeeds returns all that was asked for.
+        if connection.transport.fills_data_buffer() {
             len_bytes = control.data_bytes().max(len_bytes);
             buffer.zero(out.len()..len_bytes as usize);
         }

@@ -155,6 +155,21 @@ pub(crate) fn a_piece_is_told_of_when_it_has_left(over: Over) {
     world.see(&Seen::Released(Tag(2)));
 }
 
+/// What a command returns may be shorter than the data buffer of its host.
+pub(crate) fn the_last_piece_fills_the_data_buffer_where_the_queue_says_so(over: Over) {
+    let mut world = World::new(over);
+    let (there, here) = (pattern(2, 6000), pattern(6, 1000));
+    world.ends.put_data(0, &there);
+    let to = world.ends.offer(5, &[(0, 6000)]);
+    let fills = world.queue().fills_data_buffer();
+    assert_eq!(fills, over.rdma().is_none());
+    world.push_piece(Tag(2), &to, &here, true);
+    world.respond(Tag(2), success(5), true);
+    world.responses(1);
+    let rest = if fills { &[0; 5000] } else { &there[1000..] };
+    assert!(world.ends.data(0, 6000) == [&here, rest].concat());
+}
+
 pub(crate) fn a_response_is_what_was_responded(over: Over) {
     let mut world = World::new(over);
     let failed = Cqe::new(0xABCD, 7, Status::INVALID_FIELD, 0);

@@ -40,6 +40,7 @@ const CASES: &[Case<Over>] = cases! {
     moves::what_is_pushed_without_a_buffer_comes_before_its_response
     moves::zeroes_come_before_their_response
     moves::a_piece_is_told_of_when_it_has_left
+    moves::the_last_piece_fills_the_data_buffer_where_the_queue_says_so
     moves::a_response_is_what_was_responded
     moves::a_queue_that_is_full_takes_more_when_something_has_left
     moves::the_last_responses_are_told_of_when_that_is_asked_for
