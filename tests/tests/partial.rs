@@ -176,7 +176,7 @@ fn never_comes(old: fn(SocketAddr) -> Old, missing: usize) {
     assert!(has_ended(&stream), "it lives on");
     assert_eq!(read_first(&mut new), 2, "the old copy landed behind it");
     daemon.wait_for_log(&[
-        "the rest of a capsule or PDU that the host has begun to send was missing",
+        "that the host has begun to send was missing for",
         "while a new association of the host waits for it",
     ]);
     drop((new, stream, _admin));

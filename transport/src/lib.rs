@@ -5,6 +5,7 @@
 //! * Wires, which have the queues: [`wire`].
 //! * In-capsule data, and data that is pushed and pulled: [`data`].
 //! * Lists of buffers of the host: `keyed_list`.
+//! * What a host has left undone, in the words of its wire: [`overdue`].
 //! * Connections, as they come and end: [`manager`].
 //! * The host's side of queues: [`host`].
 //! * NVMe/RDMA: [`rdma`].
@@ -15,6 +16,7 @@ pub mod host;
 mod keyed_list;
 pub mod limits;
 pub mod manager;
+pub mod overdue;
 pub mod queue;
 pub mod rdma;
 pub mod tcp;
@@ -23,7 +25,9 @@ pub mod wire;
 pub use data::{
     CapsuleData, CopyTo, Full, HostMemory, InPlace, Landed, Piece, Pushed, Receive, Source,
 };
+pub use overdue::Overdue;
 pub use queue::{
     Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Responded, Tag,
 };
+pub use tcp::controller::Goes;
 pub use wire::Wire;

@@ -9,6 +9,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::transfer::DataTransfer;
 
 use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Receive, Source};
+use crate::overdue::Overdue;
 use crate::tcp::End;
 use crate::tcp::controller::Goes;
 use crate::{rdma, tcp};
@@ -314,6 +315,15 @@ impl Queue {
     /// events show it.
     pub fn headway(&mut self) -> Option<(Goes, Goes)> {
         Some(self.tcp()?.headway())
+    }
+
+    /// What the host has left undone, for the reason of an end, in the words of the wire.
+    #[must_use]
+    pub fn describe(&self, overdue: Overdue<'_>) -> String {
+        match self {
+            Self::Rdma(_) => overdue.over_rdma(),
+            Self::Tcp(_) => overdue.over_tcp(),
+        }
     }
 
     /// Sets a fence: everything that has arrived by now comes before [`Event::Fenced`], with the

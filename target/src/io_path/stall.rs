@@ -1,6 +1,6 @@
-//! Hosts that make no progress: they leave an RDMA READ of their memory or an R2T unanswered, or
-//! take no data and no responses. Other hosts need the buffers that their commands hold, so their
-//! connections end, whatever their Keep Alive Timeout.
+//! Hosts that make no progress: they leave a pull of their memory unanswered, or take no data and no
+//! responses. Other hosts need the buffers that their commands hold, so their connections end,
+//! whatever their Keep Alive Timeout. What is overdue is told in the words of the transport.
 //!
 //! While anything is under way, each connection is looked at periodically, and consecutive looks at
 //! which nothing had moved are counted: this costs the commands nothing, and a target that was
@@ -12,16 +12,12 @@ use std::time::Duration;
 
 use capstan_config::Size;
 use capstan_subsystem::IoQueue;
-use capstan_transport::Queue;
-use capstan_transport::tcp::controller::Goes;
+use capstan_transport::{Goes, Overdue};
 
 use super::IoPath;
 use super::command::Command;
 use super::connection::Connection;
 use crate::limits::{LOOK_PERIOD_US, STALLED_LOOKS, STALLED_LOOKS_WHILE_OTHERS_WAIT};
-
-/// What is overdue where a capsule or PDU has arrived in part.
-const BEGUN: &str = "the rest of a capsule or PDU that the host has begun to send was missing";
 
 /// What was seen of a connection.
 #[derive(Debug, Default)]
@@ -34,11 +30,11 @@ pub(super) struct Progress {
     seen: (u32, u32),
     /// Consecutive looks at which pulls were under way and had not gone on.
     pull_looks: u32,
-    /// Consecutive looks at which anything was under way and nothing had moved; over NVMe/TCP,
-    /// nothing of what the host is to take.
+    /// Consecutive looks at which anything was under way and nothing had moved; where the queue
+    /// knows its headway, nothing of what the host is to take.
     send_looks: u32,
-    /// Consecutive looks at which a new association waited for a capsule or PDU that had arrived in
-    /// part, and no pull of the connection went on.
+    /// Consecutive looks at which a new association waited for the rest of what had begun to arrive,
+    /// and no pull of the connection went on.
     begun_looks: u32,
 }
 
@@ -82,9 +78,8 @@ impl Progress {
         (pull_looks, count(&mut self.send_looks, sends))
     }
 
-    /// Looks again. Returns at how many consecutive looks a capsule or PDU that had `begun` to
-    /// arrive was incomplete and kept a new association waiting. The data of a pull may still go
-    /// on.
+    /// Looks again. Returns at how many consecutive looks what had `begun` to arrive was incomplete
+    /// and kept a new association waiting. The data of a pull may still go on.
     fn look_at_begun(&mut self, begun: bool, pulls: Goes) -> u32 {
         let is_missing = begun && pulls != Goes::On;
         self.begun_looks = if is_missing { self.begun_looks + 1 } else { 0 };
@@ -146,23 +141,14 @@ impl Connection {
         })
     }
 
-    /// What the host has not given.
-    fn not_given(&self) -> String {
-        let pulls: Vec<_> = self
-            .commands
-            .iter()
-            .filter_map(Command::pulled_bytes)
-            .map(u64::from)
-            .collect();
-        not_pulled(&pulls, matches!(self.transport, Queue::Tcp(_)))
-    }
-
-    /// What the host has not taken.
-    fn not_taken(&self) -> &'static str {
-        match self.transport {
-            Queue::Rdma(_) => "the host took neither data nor responses",
-            Queue::Tcp(_) => "the host took less than 256 KiB of its data and responses",
-        }
+    /// Describes the pulls that have not completed.
+    fn overdue_pulls(&self) -> String {
+        let pulls = self.commands.iter().filter_map(Command::pulled_bytes);
+        let (count, bytes) = pulls.fold((0, 0), |(count, bytes), pulled_bytes| {
+            (count + 1, bytes + u64::from(pulled_bytes))
+        });
+        let size = &Size(bytes);
+        self.transport.describe(Overdue::Pulls { count, size })
     }
 }
 
@@ -172,21 +158,6 @@ fn complaint(undone: &str, looks: u32, (most_looks, waits): (u32, &str)) -> Stri
     format!(
         "{undone} for {seconds} s (at most {most} s{waits}): it is stopped, or the network to it is gone; it may connect again"
     )
-}
-
-/// Describes pulls that have not completed, with their sizes in bytes.
-fn not_pulled(pulls: &[u64], over_tcp: bool) -> String {
-    let (count, size) = (pulls.len(), Size(pulls.iter().sum()));
-    match (count, over_tcp) {
-        (1, false) => format!("an RDMA READ of {size} from the host was not answered"),
-        (_, false) => format!("none of {count} RDMA READs of {size} from the host was answered"),
-        (1, true) => format!("{size} of data that the host was asked for (R2T) was missing"),
-        (_, true) => {
-            format!(
-                "of {size} of data of {count} commands that the host was asked for (R2T) the oldest command's was missing"
-            )
-        }
-    }
 }
 
 /// How long so many looks take.
@@ -216,12 +187,13 @@ impl IoPath {
             let fenced = begun || connection.queue.as_ref().is_some_and(IoQueue::is_fenced);
             let short = others_wait && connection.commands.iter().any(Command::has_buffer);
             let patience = patience(fenced, short);
+            let of = |overdue| connection.transport.describe(overdue);
             let why = if pull_looks >= patience.0 {
-                complaint(&connection.not_given(), pull_looks, patience)
+                complaint(&connection.overdue_pulls(), pull_looks, patience)
             } else if send_looks >= patience.0 {
-                complaint(connection.not_taken(), send_looks, patience)
+                complaint(&of(Overdue::Sends), send_looks, patience)
             } else if begun_looks >= patience.0 {
-                complaint(BEGUN, begun_looks, patience)
+                complaint(&of(Overdue::Arrival), begun_looks, patience)
             } else {
                 continue;
             };
@@ -275,21 +247,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_host_leaves_undone_is_said_in_the_words_of_its_transport() {
-        let said = |pulls: &[u64]| [false, true].map(|over_tcp| not_pulled(pulls, over_tcp));
-        let one = [
-            "an RDMA READ of 4 KiB from the host was not answered",
-            "4 KiB of data that the host was asked for (R2T) was missing",
-        ];
-        let several = [
-            "none of 2 RDMA READs of 2 MiB from the host was answered",
-            "of 2 MiB of data of 2 commands that the host was asked for (R2T) the oldest command's was missing",
-        ];
-        assert_eq!(said(&[4096]), one);
-        assert_eq!(said(&[1 << 20, 1 << 20]), several);
-    }
-
-    #[test]
     fn a_path_that_moves_has_time_however_long_a_new_association_waits_for_it() {
         assert_eq!(patience(false, false).0, STALLED_LOOKS);
         let (looks, why) = patience(false, true);
@@ -315,7 +272,7 @@ mod tests {
         assert_eq!(progress.look_at_begun(false, Goes::Idle), 0);
         assert_eq!(progress.look_at_begun(true, Goes::Not), 1);
         assert_eq!(progress.look_at_begun(true, Goes::On), 0);
-        let why = complaint(BEGUN, 4, (4, " while others wait"));
+        let why = complaint("the rest was missing", 4, (4, " while others wait"));
         assert!(
             why.contains("was missing for 2 s (at most 2 s while others wait)"),
             "{why}"
