@@ -86,10 +86,11 @@ pub use layers::Layers;
 pub use lifetime::Lifetime;
 pub use medium::{Look, Place};
 pub use medium_id::MediumId;
+pub use ram::InMemory;
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
 pub use sys::{Attributes, attributes};
 pub use uring::{
     Capabilities, Engine, EngineConfig, EngineError, FixedBuffers, ring_bytes, try_rings,
 };
-pub use volume::Volume;
+pub use volume::{ReadAtOnce, Volume};
 pub use write_back::{WriteBack, WriteBackVolume};

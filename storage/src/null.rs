@@ -7,7 +7,7 @@ use capstan_memory::RawBytes;
 use crate::error::IoError;
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Op, Submitted};
-use crate::volume::Volume;
+use crate::volume::{ReadAtOnce, Volume};
 
 /// Completes everything at once. Writes are dropped; reads return zeroes, never what another host
 /// left in the buffer.
@@ -46,9 +46,12 @@ impl Volume for NullVolume {
         &self.name
     }
 
-    fn known_zero(&self, lba: u64, lbas: u32) -> bool {
-        lba.checked_add(u64::from(lbas))
-            .is_some_and(|end| end <= self.geometry.lbas)
+    fn read_at_once(&self, lba: u64, lbas: u32) -> ReadAtOnce<'_> {
+        let end = lba.checked_add(u64::from(lbas));
+        match end.is_some_and(|end| end <= self.geometry.lbas) {
+            true => ReadAtOnce::Zeroes,
+            false => ReadAtOnce::Not,
+        }
     }
 
     fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
@@ -90,7 +93,7 @@ mod tests {
     use crate::IoErrorKind;
     use crate::io::{Data, Op};
     use crate::testing::{bytes, pool, read, run, write};
-    use crate::volume::Volume;
+    use crate::volume::{ReadAtOnce, Volume};
     use crate::{Delay, Delays, Faulty};
 
     #[test]
@@ -122,16 +125,22 @@ mod tests {
 
     #[test]
     fn zero_is_known_inside_the_volume_and_in_front_of_no_decorator() {
+        let known_zero = |volume: &dyn Volume, lba, lbas| match volume.read_at_once(lba, lbas) {
+            ReadAtOnce::Zeroes => true,
+            ReadAtOnce::Not => false,
+            ReadAtOnce::InMemory(memory) => panic!("{memory:?}"),
+        };
         let volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
-        assert!(volume.known_zero(0, 100) && volume.known_zero(99, 1));
+        assert!(known_zero(&volume, 0, 100) && known_zero(&volume, 99, 1));
         for (lba, lbas) in [(0, 101), (100, 1), (u64::MAX, 1), (u64::MAX, u32::MAX)] {
-            assert!(!volume.known_zero(lba, lbas), "{lba}+{lbas}");
+            assert!(!known_zero(&volume, lba, lbas), "{lba}+{lbas}");
         }
         // A read that is not submitted would be neither delayed nor failed.
         let faulty = Faulty::new(Box::new(volume), Vec::new());
-        assert!(!faulty.known_zero(0, 1));
+        assert!(!known_zero(&faulty, 0, 1));
         let volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
-        assert!(!Delay::new(Box::new(volume), Delays::all(1)).known_zero(0, 1));
+        let delayed = Delay::new(Box::new(volume), Delays::all(1));
+        assert!(!known_zero(&delayed, 0, 1));
     }
 
     #[test]

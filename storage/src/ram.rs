@@ -16,6 +16,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::hint;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
@@ -31,7 +32,7 @@ use crate::error::IoError;
 use crate::geometry::{Extent, Geometry};
 use crate::io::{Completion, Data, Io, Op, Submitted};
 use crate::non_temporal::copy_page;
-use crate::volume::Volume;
+use crate::volume::{ReadAtOnce, Volume};
 
 /// Stripes of pages: 16 KiB of lock words stay in the first-level cache, and with 4096 stripes two
 /// of a handful of reactors next to never need the same one.
@@ -407,6 +408,40 @@ impl RamVolume {
     }
 }
 
+/// The bytes of a volume in memory, to be read without a buffer.
+#[derive(Clone, Copy)]
+pub struct InMemory<'a>(&'a RamVolume);
+
+impl<'a> InMemory<'a> {
+    /// Calls `each` with the bytes of this range where they are, in order. Each LBA is as
+    /// consistent there as it is in a buffer. `false`, without a call, for a range outside the
+    /// volume.
+    ///
+    /// `each` returns soon: writers may wait for it.
+    pub fn each(self, lba: u64, lbas: u32, each: &mut dyn FnMut(&[u8])) -> bool {
+        let extent = self.0.geometry.extent(&Op::Read { lba, lbas });
+        if let Ok(extent) = extent {
+            self.0.access.read_in_place(extent, each);
+        }
+        extent.is_ok()
+    }
+
+    /// The slab that has the bytes of this range, and where in it, for a read without a copy now:
+    /// they stay there as long as the slab, and only this thread writes to them. `None` where other
+    /// threads may, and for a range outside the volume.
+    #[must_use]
+    pub fn place_of(self, lba: u64, lbas: u32) -> Option<(&'a Arc<Slab>, Range<usize>)> {
+        let extent = self.0.geometry.extent(&Op::Read { lba, lbas }).ok()?;
+        self.0.access.place_of(extent)
+    }
+}
+
+impl fmt::Debug for InMemory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InMemory").field(&self.0.name).finish()
+    }
+}
+
 impl RamVolume {
     /// Where a write of `data` goes, when it would succeed.
     fn extent_for(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> Option<Extent> {
@@ -427,17 +462,8 @@ impl Volume for RamVolume {
         &self.name
     }
 
-    fn read_in_place(&self, lba: u64, lbas: u32, each: &mut dyn FnMut(&[u8])) -> bool {
-        let extent = self.geometry.extent(&Op::Read { lba, lbas });
-        if let Ok(extent) = extent {
-            self.access.read_in_place(extent, each);
-        }
-        extent.is_ok()
-    }
-
-    fn place_of(&self, lba: u64, lbas: u32) -> Option<(&Arc<Slab>, Range<usize>)> {
-        let extent = self.geometry.extent(&Op::Read { lba, lbas }).ok()?;
-        self.access.place_of(extent)
+    fn read_at_once(&self, _: u64, _: u32) -> ReadAtOnce<'_> {
+        ReadAtOnce::InMemory(InMemory(self))
     }
 
     fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {

@@ -1,12 +1,27 @@
 //! The contract of a volume.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use capstan_memory::{RawBytes, Slab};
+use capstan_memory::RawBytes;
 
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Submitted};
+use crate::ram::InMemory;
+
+/// What [`Volume::read_at_once`] says of a range. It fits into two registers, as it is asked for
+/// each read.
+#[derive(Clone, Copy, Debug)]
+pub enum ReadAtOnce<'a> {
+    /// It would succeed and fill the data with zeroes, as far as is known without looking: a caller
+    /// that has zeroes at hand saves a buffer and its zeroing. Not of a range outside the volume.
+    Zeroes,
+    /// The bytes of the volume are in memory. Whether it has the range is for the read to say.
+    InMemory(InMemory<'a>),
+    /// It is to be submitted.
+    Not,
+}
+
+const _: () = assert!(size_of::<ReadAtOnce<'_>>() <= 16);
 
 /// A range of LBAs that operations run on. One thread owns it.
 ///
@@ -20,31 +35,11 @@ pub trait Volume {
     /// Its name in messages: a path, or the export such as `ram:64MiB`.
     fn name(&self) -> &Arc<str>;
 
-    /// Whether a [`Op::Read`](crate::Op::Read) of this range would succeed at once and fill the
-    /// data with zeroes, so that it need not be submitted: a caller that has zeroes at hand saves a
-    /// buffer and its zeroing. `false` where that is not known without looking, and for a range
-    /// outside the volume.
-    fn known_zero(&self, lba: u64, lbas: u32) -> bool {
+    /// How a [`Op::Read`](crate::Op::Read) of this range can be carried out at once and without a
+    /// buffer, so that it need not be submitted: one question for all that can be done so.
+    fn read_at_once(&self, lba: u64, lbas: u32) -> ReadAtOnce<'_> {
         let _ = (lba, lbas);
-        false
-    }
-
-    /// A [`Op::Read`](crate::Op::Read) of this range without a buffer: calls `each` with the bytes
-    /// where they are, in order. Each LBA is as consistent there as it is in a buffer. `false`,
-    /// without a call, where they are not in memory, and for a range outside the volume.
-    ///
-    /// `each` returns soon: writers may wait for it.
-    fn read_in_place(&self, lba: u64, lbas: u32, each: &mut dyn FnMut(&[u8])) -> bool {
-        let _ = (lba, lbas, each);
-        false
-    }
-
-    /// The slab that has the bytes of this range, and where in it, for a read without a buffer and
-    /// without a copy now: they stay there as long as the slab, and only this thread writes to
-    /// them. `None` where that is not so, and for a range outside the volume.
-    fn place_of(&self, lba: u64, lbas: u32) -> Option<(&Arc<Slab>, Range<usize>)> {
-        let _ = (lba, lbas);
-        None
+        ReadAtOnce::Not
     }
 
     /// A [`Op::Write`](crate::Op::Write) of this range, with the start of `data`, that has ended

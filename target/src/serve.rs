@@ -17,7 +17,7 @@ use capstan_nvme_proto::text::Count;
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
-use capstan_storage::{Engine, FixedBuffers, Gate, Volume};
+use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
 use capstan_subsystem::Target;
 use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::Wire;
@@ -399,7 +399,9 @@ impl Starting {
         for export in self.exports.iter() {
             volumes.insert(export.backend, export.store.open(&engine)?);
         }
-        let has_zeroes = volumes.values().any(|volume| volume.known_zero(0, 1));
+        let has_zeroes = volumes
+            .values()
+            .any(|volume| matches!(volume.read_at_once(0, 1), ReadAtOnce::Zeroes));
         let zeroes = has_zeroes.then(|| Slab::new(TRANSFER_BYTES_MAX as usize, Pages::Ordinary));
         let control = self.control;
         // The same ones in the same order on every reactor: requests migrate between them.

@@ -242,6 +242,17 @@ impl Queue {
         }
     }
 
+    /// Whether so much waits to be sent that a read need not take a buffer before
+    /// [`Event::Room`], which follows then. Over NVMe/RDMA never: work requests wait at the queue
+    /// pair, which does not tell of them.
+    #[inline]
+    pub fn has_backlog(&mut self) -> bool {
+        match self {
+            Self::Rdma(_) => false,
+            Self::Tcp(queue) => queue.has_backlog(),
+        }
+    }
+
     /// Whether a command that succeeds has to fill the host's data buffer to its end, with zeroes
     /// behind what it returns: C2HData of a command go on to the end of its Command Data Buffer
     /// (NVMe over TCP Transport 1.1, section 3.3.2.1). A [`Source::Piece`] that is the last does so

@@ -6,11 +6,11 @@ use std::thread;
 
 use proptest::prelude::*;
 
-use super::{RamStore, RamVolume, Streamed};
+use super::{InMemory, RamStore, RamVolume, Streamed};
 use crate::IoErrorKind;
 use crate::io::{Op, Submitted};
 use crate::testing::{data, pool, read, run, write};
-use crate::volume::Volume;
+use crate::volume::{ReadAtOnce, Volume};
 
 fn volume(lba_bytes: u32, lbas: u64) -> RamVolume {
     let bytes = usize::try_from(lbas).unwrap() * lba_bytes as usize;
@@ -80,6 +80,13 @@ fn a_write_at_once_is_a_write_where_that_would_succeed() {
     );
 }
 
+fn in_memory(volume: &RamVolume) -> InMemory<'_> {
+    match volume.read_at_once(0, 1) {
+        ReadAtOnce::InMemory(memory) => memory,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn bytes_in_place_are_those_of_a_read() {
     let pool = pool(1 << 20);
@@ -91,14 +98,17 @@ fn bytes_in_place_are_those_of_a_read() {
         write(&mut volume, &pool, 0, &bytes, false);
         for (lba, lbas) in [(0, 64), (3, 17), (63, 1), (64, 0)] {
             let mut seen = Vec::new();
-            assert!(volume.read_in_place(lba, lbas, &mut |now| seen.extend_from_slice(now)));
+            assert!(in_memory(&volume).each(lba, lbas, &mut |now| seen.extend_from_slice(now)));
             let start = usize::try_from(lba).unwrap() * lba_bytes as usize;
             assert_eq!(seen, bytes[start..start + (lbas * lba_bytes) as usize]);
         }
         for (lba, lbas) in [(0, 65), (64, 1), (u64::MAX, 1), (u64::MAX, u32::MAX)] {
             let never = &mut |_: &[u8]| panic!("outside the volume");
-            assert!(!volume.read_in_place(lba, lbas, never), "{lba}+{lbas}");
-            assert!(volume.place_of(lba, lbas).is_none(), "{lba}+{lbas}");
+            assert!(!in_memory(&volume).each(lba, lbas, never), "{lba}+{lbas}");
+            assert!(
+                in_memory(&volume).place_of(lba, lbas).is_none(),
+                "{lba}+{lbas}"
+            );
         }
     }
 }
@@ -109,7 +119,7 @@ fn the_place_of_a_range_is_told_where_one_thread_has_the_volume() {
     for alone in [true, false] {
         let store = Arc::new(RamStore::new(64 * 512, alone).unwrap());
         let volume = RamVolume::new(Arc::clone(&store), lba_bytes, lbas, Arc::from("ram")).unwrap();
-        let place = volume.place_of(3, 17);
+        let place = in_memory(&volume).place_of(3, 17);
         assert_eq!(place.is_some(), alone);
         if let Some((slab, range)) = place {
             assert_eq!(range, 3 * 512..20 * 512);
@@ -159,7 +169,7 @@ fn an_lba_is_never_seen_half_written() {
                         assert!(whole(lba), "torn LBA");
                     }
                     let check = &mut |lba: &[u8]| assert!(whole(lba), "torn LBA in place");
-                    assert!(volume.read_in_place(0, 16, check));
+                    assert!(in_memory(&volume).each(0, 16, check));
                 }
             });
         }
@@ -291,11 +301,11 @@ proptest! {
                 }
                 Touch::ReadInPlace(lba, lbas) => {
                     let mut seen = Vec::new();
-                    volume.read_in_place(lba, lbas, &mut |now| seen.extend_from_slice(now));
+                    in_memory(&volume).each(lba, lbas, &mut |now| seen.extend_from_slice(now));
                     prop_assert!(seen == model[range(lba, lbas)]);
                 }
                 Touch::PlaceOf(lba, lbas) => {
-                    let (slab, at) = volume.place_of(lba, lbas).unwrap();
+                    let (slab, at) = in_memory(&volume).place_of(lba, lbas).unwrap();
                     let mut seen = vec![0; at.len()];
                     let from = slab.base().as_ptr().wrapping_add(at.start);
                     // SAFETY: inside the slab, which nothing writes now.

@@ -7,7 +7,7 @@ use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
-use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
+use capstan_storage::{Completion, Data, Io, IoError, Op, ReadAtOnce, Submitted};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep};
 use capstan_transport::{
     Capsule, CapsuleData, Full, HostMemory, Landed, Pulled, Pushed, Queue, Source, Tag,
@@ -153,8 +153,8 @@ impl AtOnce {
     }
 }
 
-/// Carries out a read of a volume in memory whose data can be copied from there to the host at
-/// once.
+/// Carries out a read whose data can be copied from the volume to the host at once, or left to the
+/// wire where it is.
 pub(super) fn read_at_once(
     resources: &Resources,
     connection: &mut Connection,
@@ -169,34 +169,35 @@ pub(super) fn read_at_once(
     };
     let transport = &mut connection.transport;
     let len_bytes = io.data_bytes;
-    if volume.known_zero(range.slba, range.nlb) {
-        if !host.is_one_place() {
-            return AtOnce::Zeroes;
+    let memory = match volume.read_at_once(range.slba, range.nlb) {
+        ReadAtOnce::Zeroes if !host.is_one_place() => return AtOnce::Zeroes,
+        ReadAtOnce::Zeroes => {
+            return match transport.push(host, Source::Zeroes(len_bytes)) {
+                Ok(Pushed::UntilReleased) if len_bytes <= READ_AT_ONCE_BYTES_MAX => {
+                    // The device moves them.
+                    AtOnce::Done
+                }
+                Ok(_) => {
+                    resources.share.moved(len_bytes);
+                    AtOnce::Done
+                }
+                Err(_) => AtOnce::Not,
+            };
         }
-        match transport.push(host, Source::Zeroes(len_bytes)) {
-            Ok(Pushed::UntilReleased) if len_bytes <= READ_AT_ONCE_BYTES_MAX => {
-                // The device moves them.
-                return AtOnce::Done;
-            }
-            Ok(_) => {
-                resources.share.moved(len_bytes);
-                return AtOnce::Done;
-            }
-            Err(_) => {}
-        }
-    }
-    if fua || !host.is_one_place() {
-        return AtOnce::Not;
-    }
+        _ if fua || !host.is_one_place() => return AtOnce::Not,
+        ReadAtOnce::Not if transport.has_backlog() => return AtOnce::Full,
+        ReadAtOnce::Not => return AtOnce::Not,
+        ReadAtOnce::InMemory(memory) => memory,
+    };
     // A range outside the volume copies nothing here; the storage operation reports the error.
     let mut copy = |put: &mut dyn FnMut(&[u8])| {
-        volume.read_in_place(range.slba, range.nlb, put);
+        memory.each(range.slba, range.nlb, put);
     };
     let mut pushed = transport.push(host, Source::Copy(len_bytes, &mut copy));
     if let Err(Full {
         until_room: false, ..
     }) = pushed
-        && let Some((slab, range)) = volume.place_of(range.slba, range.nlb)
+        && let Some((slab, range)) = memory.place_of(range.slba, range.nlb)
     {
         pushed = transport.push(host, Source::Held(slab, range));
     }

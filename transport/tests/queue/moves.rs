@@ -194,6 +194,7 @@ pub(crate) fn fill(world: &mut World) -> usize {
     let to = world.ends.offer(60, &[(0, len_bytes)]);
     let bytes = pattern(8, len_bytes as usize);
     world.ends.host_reads(false);
+    assert!(!world.queue().has_backlog());
     let mut pushed = 0;
     let refused = loop {
         let taken = match can.copies {
@@ -208,6 +209,8 @@ pub(crate) fn fill(world: &mut World) -> usize {
         assert!(pushed < 10_000, "a queue that is never full");
     };
     assert_eq!(refused, Err(true), "there is to be room again");
+    // Over RDMA what needs a buffer waits at the queue pair.
+    assert_eq!(world.queue().has_backlog(), world.over.rdma().is_none());
     assert!(pushed > 0 && world.queue().awaits_host());
     pushed
 }

@@ -72,6 +72,15 @@ impl Queue {
         }
     }
 
+    /// Whether it has as much staged as it stages: [`Event::Room`](crate::Event::Room) follows.
+    pub fn has_backlog(&mut self) -> bool {
+        let is_full = self.queue.is_full();
+        if is_full {
+            self.is_to_be_flushed();
+        }
+        is_full
+    }
+
     fn push_buffer(&mut self, tag: Tag, cid: u16, buffer: Buffer, range: Range<u32>) -> Pushed {
         let len_bytes = range.end.saturating_sub(range.start);
         let bytes = buffer.raw().skip(range.start as usize);
