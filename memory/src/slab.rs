@@ -2,12 +2,15 @@
 #![expect(unsafe_code, reason = "maps and unmaps memory that devices address")]
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+
+use crate::RawBytes;
 
 /// The page size every length is rounded up to, in bytes.
 pub const PAGE_BYTES: usize = 4096;
@@ -128,6 +131,18 @@ impl Slab {
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// The bytes of this range, to copy from; `None` where some of it is outside.
+    #[must_use]
+    pub fn raw(&self, range: Range<usize>) -> Option<RawBytes<'_>> {
+        if range.start > range.end || range.end > self.len_bytes {
+            return None;
+        }
+        // SAFETY: the whole mapping, which is there as long as the slab is borrowed, and whose bytes
+        // this program writes through copies only (decision 0004).
+        let all = unsafe { RawBytes::new(self.base, self.len_bytes) };
+        Some(all.skip(range.start).first(range.len()))
     }
 
     /// Whether reserved huge pages back it.

@@ -262,6 +262,16 @@ impl Queue {
         matches!(self, Self::Tcp(_))
     }
 
+    /// Whether so many bytes that stay where they are would rather leave from there
+    /// ([`Source::Held`]) than be copied.
+    #[inline]
+    pub fn prefers_held(&self, len_bytes: u32) -> bool {
+        match self {
+            Self::Rdma(_) => false,
+            Self::Tcp(queue) => queue.queue().holds(len_bytes as usize),
+        }
+    }
+
     /// Sends the response of the command `tag`, behind what was pushed for it. Something `waits`
     /// for it to leave where the command has a buffer at the queue, or its user has something to do
     /// then; otherwise no event need follow. Where it cannot be sent, [`Event::Ended`] follows.

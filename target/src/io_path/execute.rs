@@ -193,11 +193,15 @@ pub(super) fn read_at_once(
     let mut copy = |put: &mut dyn FnMut(&[u8])| {
         memory.each(range.slba, range.nlb, put);
     };
-    let mut pushed = transport.push(host, Source::Copy(len_bytes, &mut copy));
+    let place = || memory.place_of(range.slba, range.nlb);
+    let mut pushed = match transport.prefers_held(len_bytes).then(place).flatten() {
+        Some((slab, range)) => transport.push(host, Source::Held(slab, range)),
+        None => transport.push(host, Source::Copy(len_bytes, &mut copy)),
+    };
     if let Err(Full {
         until_room: false, ..
     }) = pushed
-        && let Some((slab, range)) = memory.place_of(range.slba, range.nlb)
+        && let Some((slab, range)) = place()
     {
         pushed = transport.push(host, Source::Held(slab, range));
     }

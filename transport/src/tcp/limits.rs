@@ -8,6 +8,10 @@ pub const DIRECT_MIN_BYTES: u32 = 16 * 1024;
 /// less than filling memory with zeroes and reading it.
 pub const ZEROES_MIN_BYTES: u32 = 1024;
 
+/// Data of at least this many bytes that stays where it is (`Source::Held`) leaves from there:
+/// shorter data is copied for less than one more iovec costs.
+pub const HELD_MIN_BYTES: usize = 4096;
+
 /// Memory for what is copied to be sent comes in pieces of this size: two PDUs of the largest data
 /// that is copied fit into one, or seven of 4 KiB.
 pub const STAGED_CHUNK_BYTES: usize = 32 * 1024;

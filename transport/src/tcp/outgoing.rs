@@ -2,8 +2,9 @@
 //! reactor share, references to large payload between them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use capstan_memory::RawBytes;
+use capstan_memory::{PAGE_BYTES, RawBytes, Slab};
 use crc_fast::{CrcAlgorithm, Digest};
 
 use super::limits::{STAGED_CHUNK_BYTES, STAGED_HEADS_BYTES};
@@ -23,14 +24,24 @@ enum Segment {
         len_bytes: usize,
     },
     Zeroes(usize),
+    /// So many bytes from `at` on of a slab, which change by whole pages only.
+    Held {
+        slab: Arc<Slab>,
+        at: usize,
+        len_bytes: usize,
+    },
+    /// The next so many bytes of [`Outgoing::rest_of_page`].
+    RestOfPage(usize),
 }
 
 impl Segment {
     fn len_bytes(&self) -> usize {
         match self {
-            Self::Staged(len_bytes) | Self::Zeroes(len_bytes) | Self::Memory { len_bytes, .. } => {
-                *len_bytes
-            }
+            Self::Staged(len_bytes)
+            | Self::Zeroes(len_bytes)
+            | Self::RestOfPage(len_bytes)
+            | Self::Memory { len_bytes, .. }
+            | Self::Held { len_bytes, .. } => *len_bytes,
         }
     }
 }
@@ -76,6 +87,8 @@ pub(super) struct Outgoing {
     segments: VecDeque<Segment>,
     /// Bytes of the first segment that have left.
     front_gone_bytes: usize,
+    /// What had not left of a page of [`Segment::Held`] when its first bytes did.
+    rest_of_page: Vec<u8>,
 }
 
 impl Outgoing {
@@ -88,6 +101,7 @@ impl Outgoing {
             gone: 0,
             segments: VecDeque::new(),
             front_gone_bytes: 0,
+            rest_of_page: Vec::new(),
         }
     }
 
@@ -231,6 +245,16 @@ impl Outgoing {
         });
     }
 
+    /// `len_bytes` from `at` on of `slab`, which only this thread writes, by whole pages. Each page
+    /// leaves as it is at one moment.
+    pub(super) fn held(&mut self, slab: &Arc<Slab>, at: usize, len_bytes: usize) {
+        self.segments.push_back(Segment::Held {
+            slab: Arc::clone(slab),
+            at,
+            len_bytes,
+        });
+    }
+
     /// So many zeroes, not copied.
     pub(super) fn zeroes(&mut self, len_bytes: usize) {
         self.segments.push_back(Segment::Zeroes(len_bytes));
@@ -285,6 +309,21 @@ impl Outgoing {
                         return;
                     }
                 }
+                Segment::Held { slab, at, .. } => {
+                    let start = at.saturating_add(skip);
+                    let Some(bytes) = slab.raw(start..start.saturating_add(left)) else {
+                        return;
+                    };
+                    if !take(bytes) {
+                        return;
+                    }
+                }
+                Segment::RestOfPage(_) => {
+                    let bytes = self.rest_of_page.get(skip..).unwrap_or_default();
+                    if !take(RawBytes::from(bytes)) {
+                        return;
+                    }
+                }
                 Segment::Zeroes(_) => {
                     while left > 0 {
                         let some = left.min(ZEROES.len());
@@ -311,6 +350,7 @@ impl Outgoing {
             bytes = bytes.saturating_sub(some);
             if some < left {
                 self.front_gone_bytes = self.front_gone_bytes.saturating_add(some);
+                self.keep_rest_of_page();
                 break;
             }
             self.front_gone_bytes = 0;
@@ -325,6 +365,38 @@ impl Outgoing {
                 self.give_back(chunk);
             }
         }
+    }
+
+    /// Copies what has not left of a page whose first bytes have: it may change before the rest
+    /// leaves, and an LBA is never seen half written (NVM Command Set 1.1, section 2.1.4).
+    fn keep_rest_of_page(&mut self) {
+        let Some(Segment::Held {
+            slab,
+            at,
+            len_bytes,
+        }) = self.segments.front()
+        else {
+            return;
+        };
+        let start = at.saturating_add(self.front_gone_bytes);
+        let end = at.saturating_add(*len_bytes);
+        let end_of_page = start.next_multiple_of(PAGE_BYTES).min(end);
+        let Some(bytes) = slab.raw(start..end_of_page).filter(|rest| !rest.is_empty()) else {
+            return;
+        };
+        self.rest_of_page.resize(bytes.len(), 0);
+        bytes.copy_to(&mut self.rest_of_page);
+        let (rest, slab) = (Segment::RestOfPage(bytes.len()), Arc::clone(slab));
+        self.segments.pop_front();
+        if end > end_of_page {
+            self.segments.push_front(Segment::Held {
+                slab,
+                at: end_of_page,
+                len_bytes: end.saturating_sub(end_of_page),
+            });
+        }
+        self.segments.push_front(rest);
+        self.front_gone_bytes = 0;
     }
 
     fn give_back(&self, chunk: Chunk) {
@@ -387,6 +459,8 @@ fn low32(value: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use capstan_memory::{Buffer, Pages, Pool};
+
     use super::*;
 
     fn bytes_of(out: &Outgoing, memory: &[u8]) -> Vec<u8> {
@@ -428,6 +502,51 @@ mod tests {
             }
             assert_eq!((all.len(), out.staged_bytes()), (0, 0));
             assert!(!out.rewrite(mark, b"gone"), "it has left");
+        }
+    }
+
+    #[test]
+    fn a_page_that_changes_while_it_leaves_is_sent_as_it_was() {
+        let pool = Pool::new(4 * PAGE_BYTES, Pages::Ordinary).unwrap();
+        let mut pages = pool.take(3 * 4096).unwrap();
+        let fill = |pages: &mut Buffer, with: u8| {
+            pages.copy_from(0, &vec![with; 3 * PAGE_BYTES]);
+        };
+        let base = usize::try_from(pages.addr() - pool.slab().addr()).unwrap();
+        for step in [1, 100, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 7, 9000] {
+            let mut out = Outgoing::new(Staging::default());
+            out.stage(b"head");
+            out.held(pool.slab(), base + 512, 2 * PAGE_BYTES);
+            out.stage(b"tail");
+            let (mut all, mut with) = (Vec::new(), 0);
+            while !out.is_empty() {
+                with += 1;
+                fill(&mut pages, with);
+                let left = bytes_of(&out, &[]);
+                let some = step.min(left.len());
+                all.extend_from_slice(&left[..some]);
+                out.gone(some, |_| panic!("no command has a buffer"));
+                if with == u8::MAX {
+                    with = 0;
+                }
+            }
+            assert_eq!(
+                (&all[..4], &all[all.len() - 4..]),
+                (&b"head"[..], &b"tail"[..])
+            );
+            let data = &all[4..all.len() - 4];
+            assert_eq!(data.len(), 2 * PAGE_BYTES);
+            let (first, rest) = data.split_at(PAGE_BYTES - 512);
+            let (second, third) = rest.split_at(PAGE_BYTES);
+            for page in [first, second, third] {
+                assert!(
+                    page.iter().all(|byte| byte == &page[0]),
+                    "{step}: a page is torn"
+                );
+            }
+            if step < PAGE_BYTES {
+                assert_ne!(first[0], third[0], "{step}: they leave later");
+            }
         }
     }
 

@@ -86,7 +86,6 @@ pub(crate) fn a_response_comes_behind_what_was_pushed(over: Over) {
 }
 
 pub(crate) fn what_is_pushed_without_a_buffer_comes_before_its_response(over: Over) {
-    let mut world = World::new(over);
     let can = over.abilities();
     let here = pattern(5, 8192);
     let memory = Pool::new(1 << 20, Pages::Ordinary).expect("memory");
@@ -97,27 +96,28 @@ pub(crate) fn what_is_pushed_without_a_buffer_comes_before_its_response(over: Ov
         "the first is at the start"
     );
     held.copy_from(0, &here);
-    let to = world.ends.offer(3, &[(8192, 8192)]);
-    let refused = Err(false);
-    let copied = world.push_copy(&to, &here);
-    assert_eq!(copied, if can.copies { Ok(()) } else { refused });
-    if copied.is_err() {
-        let held = world.push_held(&to, memory.slab());
-        assert_eq!(held, if can.holds { Ok(()) } else { refused });
+    for (copies, is_able) in [(true, can.copies), (false, can.holds)] {
+        let mut world = World::new(over);
+        let to = world.ends.offer(3, &[(8192, 8192)]);
+        let pushed = match copies {
+            true => world.push_copy(&to, &here),
+            false => world.push_held(&to, memory.slab()),
+        };
+        assert_eq!(pushed, if is_able { Ok(()) } else { Err(false) });
+        let responded = world.queue().respond(Tag(0), &success(3), None, false);
+        assert_eq!(responded == Responded::Released, can.releases_at_once);
+        world.flush();
+        if !is_able || responded == Responded::Leaving {
+            continue;
+        }
+        let responses = world.responses(1);
+        assert_eq!(responses[0].cid.get(), 3);
+        assert!(
+            world.ends.data(8192, 8192) == here,
+            "data behind its response"
+        );
+        assert_eq!(world.seen, [], "nothing is left to be told of");
     }
-    let responded = world.queue().respond(Tag(0), &success(3), None, false);
-    assert_eq!(responded == Responded::Released, can.releases_at_once);
-    world.flush();
-    if responded == Responded::Leaving {
-        return;
-    }
-    let responses = world.responses(1);
-    assert_eq!(responses[0].cid.get(), 3);
-    assert!(
-        world.ends.data(8192, 8192) == here,
-        "data behind its response"
-    );
-    assert_eq!(world.seen, [], "nothing is left to be told of");
 }
 
 pub(crate) fn zeroes_come_before_their_response(over: Over) {

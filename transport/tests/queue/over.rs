@@ -69,7 +69,8 @@ impl Over {
         let is_tcp = matches!(self, Self::Tcp | Self::TcpInParts);
         Abilities {
             copies: is_tcp || self == Self::SharedMemory,
-            holds: self == Self::Sockets,
+            // Data with digests is copied.
+            holds: matches!(self, Self::Tcp | Self::Sockets),
             has_lists: !is_tcp,
             fills: is_tcp || self == Self::Sockets,
             releases_at_once: !matches!(self, Self::Loopback | Self::Device),

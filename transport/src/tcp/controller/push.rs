@@ -38,8 +38,9 @@ impl ControllerQueue {
     /// after [`Event::Quiesced`].
     ///
     /// # Errors
-    /// The source: until there is room ([`Source::Copy`]), or as another kind ([`Source::Held`] and
-    /// [`Source::Piece`] always, [`Source::Buffer`] where the range is not inside).
+    /// The source: until there is room ([`Source::Copy`] and [`Source::Held`]), or as another kind
+    /// ([`Source::Piece`] always, [`Source::Held`] where [`ControllerQueue::holds`] says so, both and
+    /// [`Source::Buffer`] where the range is not inside).
     pub fn push<'s>(
         &mut self,
         cid: u16,
@@ -51,7 +52,8 @@ impl ControllerQueue {
         let out = &mut self.stream.out;
         let fits = match &source {
             Source::Buffer(_, buffer, range) => range.end <= buffer.len_bytes(),
-            Source::Piece(_) | Source::Held(..) => false,
+            Source::Held(slab, range) => range.end <= slab.len_bytes() && side.holds(len),
+            Source::Piece(_) => false,
             Source::Zeroes(_) | Source::Copy(..) => true,
         };
         let (true, Ok(length_bytes)) = (fits, u32::try_from(len)) else {
@@ -68,7 +70,7 @@ impl ControllerQueue {
             return Ok(Pushed::Gone(None));
         };
         let is_full = out.staged_bytes() >= STAGED_MAX_BYTES;
-        if is_full && matches!(source, Source::Copy(..)) {
+        if is_full && matches!(source, Source::Copy(..) | Source::Held(..)) {
             side.wants_room = true;
             return Err(Full {
                 what: source,
@@ -221,6 +223,13 @@ impl ControllerQueue {
         }
     }
 
+    /// Whether so many bytes of data can leave from where they stay: no digest of them has to fit
+    /// what is there when they do.
+    #[must_use]
+    pub fn holds(&self, len_bytes: usize) -> bool {
+        self.side.holds(len_bytes)
+    }
+
     /// Whether a push that copies takes nothing now; [`Event::Room`] follows when it does again.
     pub fn is_full(&mut self) -> bool {
         let is_full = self.stream.out.staged_bytes() >= STAGED_MAX_BYTES;
@@ -281,6 +290,11 @@ fn stage_source(
             out.zeroes(len);
             (true, has_digest.then(|| crc32c_zeroes(len)))
         }
+        // Without a digest, see `push`.
+        Source::Held(slab, range) => {
+            out.held(slab, range.start, len);
+            (true, None)
+        }
         Source::Buffer(_, buffer, range) if copies => {
             out.stage_raw(buffer.raw().skip(range.start as usize), len);
             (true, None)
@@ -292,7 +306,7 @@ fn stage_source(
             (false, digest)
         }
         // Refused before.
-        Source::Piece(_) | Source::Held(..) => (true, None),
+        Source::Piece(_) => (true, None),
     };
     if has_digest {
         let digest = digest.unwrap_or_else(|| crc32c(out.staged_from(start)));

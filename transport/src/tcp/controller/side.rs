@@ -8,11 +8,11 @@ use capstan_nvme_proto::tcp::h2c::H2cData;
 use capstan_nvme_proto::tcp::pdu::PduType;
 use capstan_nvme_proto::tcp::r2t::R2tLedger;
 use capstan_nvme_proto::tcp::reader::Pdu;
-use capstan_nvme_proto::tcp::setup::{Agreed, IcRequest, IcResponse};
+use capstan_nvme_proto::tcp::setup::{Agreed, Digests, IcRequest, IcResponse};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use zerocopy::IntoBytes;
 
-use super::super::limits::{DIRECT_MIN_BYTES, R2TS_MAX};
+use super::super::limits::{DIRECT_MIN_BYTES, HELD_MIN_BYTES, R2TS_MAX};
 use super::super::outgoing::{Mark, crc32c};
 use super::super::stream::{Place, Side, Stream, is_intact};
 use super::{ControllerSide, Landing, R2ts, Slot};
@@ -102,6 +102,14 @@ impl ControllerSide {
         stream.out.stage(response.encode().as_bytes());
         stream.reader.agree(&agreed);
         self.agreed = Some((agreed, PduWriter::new(Role::Controller, &agreed)));
+    }
+
+    /// As [`ControllerQueue::holds`](super::ControllerQueue::holds).
+    #[inline]
+    pub(super) fn holds(&self, len_bytes: usize) -> bool {
+        let has_digest = |agreed: &Agreed| agreed.digests.contains(Digests::DATA);
+        len_bytes >= HELD_MIN_BYTES
+            && !(self.agreed.as_ref()).is_some_and(|(agreed, _)| has_digest(agreed))
     }
 
     /// Responses that have left make room for commands.

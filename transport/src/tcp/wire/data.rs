@@ -61,12 +61,7 @@ impl Queue {
                 })
             }
             // Zeroes are always taken.
-            Source::Zeroes(_) => self.with(|queue| queue.push(cid, source)),
-            // What is sent has to stay as it is until the host has acknowledged it.
-            Source::Held(..) => Err(Full {
-                what: source,
-                until_room: false,
-            }),
+            Source::Zeroes(_) | Source::Held(..) => self.with(|queue| queue.push(cid, source)),
             Source::Buffer(tag, buffer, range) => Ok(self.push_buffer(tag, cid, buffer, range)),
             Source::Piece(piece) => Ok(self.push_piece(cid, (offset_bytes, length_bytes), piece)),
         }
