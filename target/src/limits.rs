@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use capstan_config::{ADMIN_QUEUE_DEPTH, STRANGERS_MAX};
 pub(crate) use capstan_transport::limits::{
-    CQE_BYTES, IN_CAPSULE_BYTES, SGL_DESCRIPTORS_MAX, SGL_LIST_BYTES, SQE_BYTES, STRANGER_RECEIVES,
-    UNSIGNALED_MAX,
+    ADMIN_PIECE_BYTES, IN_CAPSULE_BYTES, RECEIVES_MAX, SGL_DESCRIPTORS_MAX, SGL_LIST_PAGES,
+    SPARE_BYTES, SQE_BYTES, STRANGER_RECEIVES, cq_depth, slots,
 };
+use capstan_transport::limits::{ADMIN_QUEUE_ENTRIES, DISCOVERY_CONTROLLERS, SGL_LIST_PAGE_BYTES};
 
 /// Volumes that a line about all of them names, as systemd's status is. With paths of so many
 /// characters it has some 300 at most.
@@ -17,13 +18,6 @@ pub(crate) const BRIEF_PATH_CHARS_MAX: usize = 64;
 pub(crate) const STATUS_CHARS_MAX: usize = 800;
 /// Largest transfer of one command, in bytes (MDTS).
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Command slots per queue entry, beside those of [`UNSIGNALED_MAX`]. A host may use an entry again
-/// as soon as it has the response, which can be before this side has polled the completion of the
-/// Send that carried it.
-const SLOTS_PER_ENTRY: u16 = 2;
-/// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
-/// 4 MiB; their data buffers are taken from the memory budget as queues connect.
-pub(crate) const RECEIVES_MAX: u32 = 65_536;
 /// Answers from disks that are passed on per turn. Disks tend to end many operations at once: the
 /// host takes up the first of them, and the disk gets new ones, while the last are being sent.
 pub(crate) const DISK_ANSWERS_PER_TURN: usize = 4;
@@ -41,9 +35,6 @@ pub(crate) const READ_AT_ONCE_BYTES_MAX: u32 = 128 << 10;
 /// what they look up, and a copy of it take as long as a read of so many bytes, some 12 us. Eight
 /// of them fill a turn's share.
 pub(crate) const ADMIN_COST_BYTES: u32 = READ_AT_ONCE_BYTES_MAX;
-/// What an Admin queue tells leaves in pieces of so many bytes, through a buffer of its own: one
-/// Identify structure, and what hosts read of a discovery log page at once.
-pub(crate) const ADMIN_PIECE_BYTES: u32 = 4096;
 /// Connection requests waiting in the kernel's listener: what comes while a reactor does something
 /// else for 50 ms, from someone who connects 20,000 times a second. One that finds no place comes
 /// again after a second.
@@ -57,8 +48,6 @@ pub(crate) const REQUESTS_PER_TURN: usize = 32;
 /// command that waits for its answer (entries of Admin queues, Aborts up to ACL, reservation
 /// commands in I/O queues) it is one.
 pub(crate) const MAILBOX_BOUND: usize = 4096;
-/// RDMA READs outstanding per queue pair, when the device and the host allow as many.
-pub(crate) const INITIATOR_DEPTH_MAX: u8 = 64;
 /// How long a closing connection waits for its outstanding work before it is dropped, in
 /// microseconds.
 pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
@@ -80,31 +69,11 @@ pub(crate) const KNOWN_CONNECT_TIMEOUT_US: u64 = 60_000_000;
 pub(crate) const REFUSED_TIMEOUT_US: u64 = 3_000_000;
 /// The data of a Connect, in bytes (NVMe Base 2.1, section 6.3).
 pub(crate) const CONNECT_DATA_BYTES: u32 = 1024;
-/// Completions that it can have waiting when it breaks: its receives, the RDMA READs of its
-/// Connect's data, and its response.
-pub(crate) const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;
-/// Discovery controllers of a target, all of which may come to be on one reactor.
-const DISCOVERY_CONTROLLERS: u32 = 64;
-/// Where a place has the SQEs that its connection receives as a discovery controller's queue: in
-/// the page of its responses, behind them.
-pub(crate) const SQES_IN_PLACE_AT: u32 =
-    (slots(ADMIN_QUEUE_DEPTH) as u32 * CQE_BYTES).next_multiple_of(SQE_BYTES);
-/// The most of them: as many as the queue has entries, less those that the place has a receive for
-/// anyway.
-pub(crate) const SQES_IN_PLACE: u32 = ADMIN_QUEUE_DEPTH as u32 - STRANGER_RECEIVES;
-/// Pages for the lists of SGL descriptors behind them, and bytes of one.
-pub(crate) const SGL_LIST_PAGES: u32 = 2;
-pub(crate) const SGL_LIST_PAGE_BYTES: u32 = 4096;
-/// Bytes of the page with responses and SQEs.
-pub(crate) const PLACE_RESPONSE_BYTES: u32 = SQES_IN_PLACE_AT + SQES_IN_PLACE * SQE_BYTES;
 /// What an association may have of a reactor's data buffers: so many times as much as it leaves for
 /// others. One alone has three quarters at most, and the next one finds a quarter. One with
 /// nothing may have what is free, however large: of the least that a reactor has, two of the
 /// largest transfers, each of two has one.
 pub(crate) const SHARE_TIMES_FREE: u32 = 3;
-/// A buffer of each queue's own, in bytes, for a command that finds no other: a read of as much as
-/// a write brings in its capsule.
-pub(crate) const SPARE_BYTES: u32 = IN_CAPSULE_BYTES;
 /// Time between two looks at what hosts have yet to do, in microseconds: two a second, while
 /// anything is under way.
 pub(crate) const LOOK_PERIOD_US: u64 = 500_000;
@@ -201,43 +170,11 @@ pub(crate) fn closing_sockets(reactors: usize, descriptors: u64) -> usize {
     (CLOSING_SOCKETS_MAX.min(few) / reactors.max(1)).max(1)
 }
 
-/// Command slots of a queue of `entries`.
-pub(crate) const fn slots(entries: u16) -> u16 {
-    entries * SLOTS_PER_ENTRY + UNSIGNALED_MAX
-}
-
-/// Work requests of the send queue for a queue of `entries`: data and response of every slot, and
-/// one list of descriptors beyond that. Commands with lists wait until there is room for theirs.
-pub(crate) const fn send_wrs(entries: u16) -> u32 {
-    2 * slots(entries) as u32 + SGL_DESCRIPTORS_MAX
-}
-
-/// Completions that a queue of `entries` can have waiting: one per receive and, when its connection
-/// breaks, one per work request, signaled or not.
-pub(crate) const fn completions(entries: u16) -> u32 {
-    entries as u32 + send_wrs(entries)
-}
-
-/// Completions that a discovery controller's queue of `entries` can have waiting beyond those of
-/// its place: of its other receives and responses, and of the one command that tells something.
-pub(crate) const fn discovery_completions(entries: u16) -> u32 {
-    let receives_and_responses = entries as u32 + slots(entries) as u32;
-    (receives_and_responses + SGL_DESCRIPTORS_MAX + 1).saturating_sub(STRANGER_COMPLETIONS)
-}
-
-/// Completions of one reactor and device for `receives` receives, in queues as small as hosts make
-/// them, and for all discovery controllers that a target may have.
-pub(crate) const fn cq_depth(receives: u32) -> u32 {
-    receives.div_ceil(ADMIN_QUEUE_DEPTH as u32) * completions(ADMIN_QUEUE_DEPTH)
-        + DISCOVERY_CONTROLLERS * discovery_completions(ADMIN_QUEUE_DEPTH)
-}
-
 const _: () = {
     // In-capsule data must hold a whole 4096-byte LBA, and a transfer whole LBAs.
     assert!(IN_CAPSULE_BYTES.is_multiple_of(4096) && TRANSFER_BYTES_MAX.is_multiple_of(4096));
     // Both ends of the same number: what the controllers advertise is what is moved at once.
     assert!(TRANSFER_BYTES_MAX == capstan_subsystem::bounds::TRANSFER_MAX_BYTES);
-    assert!(RECEIVES_MAX * SQE_BYTES <= 4 << 20);
     // What the budget sets aside is what is taken: receives, and two pages; and of discovery
     // controllers two more.
     let stranger_bytes = STRANGER_RECEIVES as u64 * IN_CAPSULE_BYTES as u64 + 2 * 4096;
@@ -246,13 +183,9 @@ const _: () = {
         stranger_bytes * STRANGERS_MAX + lists_bytes
             <= capstan_config::STRANGER_BYTES * STRANGERS_MAX
     );
-    assert!(SQES_IN_PLACE * SGL_LIST_BYTES <= SGL_LIST_PAGES * SGL_LIST_PAGE_BYTES);
     assert!(DISCOVERY_CONTROLLERS as usize == capstan_subsystem::bounds::DISCOVERY_CONTROLLERS_MAX);
-    // A discovery controller's Admin queue keeps the page of its responses, with a receive for each
-    // SQE, and that of its Connect's data for what it tells. Others have their spare buffer.
-    assert!(PLACE_RESPONSE_BYTES <= 4096);
-    assert!(CONNECT_DATA_BYTES <= ADMIN_PIECE_BYTES && ADMIN_PIECE_BYTES <= 4096);
-    assert!(ADMIN_PIECE_BYTES <= SPARE_BYTES);
+    assert!(CONNECT_DATA_BYTES <= ADMIN_PIECE_BYTES);
+    assert!(ADMIN_QUEUE_ENTRIES == ADMIN_QUEUE_DEPTH);
 };
 
 #[cfg(test)]

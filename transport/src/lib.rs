@@ -3,6 +3,7 @@
 //!
 //! * Names and events of queues: [`queue`].
 //! * Wires, which have the queues: [`wire`].
+//! * Memory of queues, and why there is none: [`Memory`], [`NoResources`].
 //! * In-capsule data, and data that is pushed and pulled: [`data`].
 //! * Lists of buffers of the host: `keyed_list`.
 //! * What a host has left undone, in the words of its wire: [`overdue`].
@@ -19,6 +20,7 @@ pub mod manager;
 pub mod overdue;
 pub mod queue;
 pub mod rdma;
+mod resources;
 pub mod tcp;
 pub mod wire;
 
@@ -29,5 +31,6 @@ pub use overdue::Overdue;
 pub use queue::{
     Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Responded, Tag,
 };
+pub use resources::{Memory, NoResources};
 pub use tcp::controller::Goes;
 pub use wire::Wire;

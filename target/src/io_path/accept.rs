@@ -10,19 +10,15 @@ use capstan_subsystem::{Association, CmRefusal, ConnId, PortId, QueueSizes};
 use capstan_transport::manager::{
     AcceptError, Acceptance, ConnectionId, Happened, Manager, Migrating, Over, RdmaRequest, Request,
 };
-use capstan_transport::rdma::NoReceives;
+use capstan_transport::rdma::DevicePort;
 use capstan_transport::tcp::End;
-use capstan_transport::{Queue, rdma};
+use capstan_transport::{Memory, NoResources, Queue, limits, rdma};
 
 use super::connection::{Carrier, Connection, Identity, OnDevice};
-use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use super::{IoPath, Listener, Resources, tcp};
 use crate::control_plane::conn_id;
-use crate::limits::{
-    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, PLACE_RESPONSE_BYTES, REQUESTS_PER_TURN,
-    SPARE_BYTES, send_wrs, slots as slots_of,
-};
+use crate::limits::{MAILBOX_BOUND, REQUESTS_PER_TURN, SPARE_BYTES, slots as slots_of};
 
 /// A checked connection request, on its way to the reactor that will own it.
 #[derive(Debug)]
@@ -51,12 +47,13 @@ impl From<AcceptError> for Refusal {
     }
 }
 
-impl From<NoReceives> for Refusal {
-    fn from(why: NoReceives) -> Self {
+impl From<NoResources> for Refusal {
+    fn from(why: NoResources) -> Self {
         match why {
-            NoReceives::Memory(why) => Self::Budget(why),
-            NoReceives::Device(why) => Self::Device(why),
-            NoReceives::Rdma(error) => Self::Rdma(error),
+            NoResources::Memory(why) => Self::Budget(why),
+            NoResources::Device(why) => Self::Device(why),
+            NoResources::Places => Self::Strangers,
+            NoResources::Rdma(error) => Self::Rdma(error),
         }
     }
 }
@@ -323,7 +320,7 @@ impl IoPath {
             .as_mut()
             .ok_or(RdmaError::Invalid("the RDMA device is gone"))?;
         let entries = checked.sizes.entries;
-        let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
+        let response_bytes = u32::from(slots_of(entries)) * limits::CQE_BYTES;
         port.check_room(entries, response_bytes + SPARE_BYTES, &memory.queues)?;
         let slots = port.wire.receives().take_place();
         let slots = slots.ok_or(Refusal::Strangers)?;
@@ -572,7 +569,7 @@ fn establish(
     request: &RdmaRequest,
     (entries, slots): (u16, &[u32]),
 ) -> Result<rdma::Queue, Refusal> {
-    let responses = memory.strangers.take(PLACE_RESPONSE_BYTES);
+    let responses = memory.strangers.take(limits::PLACE_RESPONSE_BYTES);
     let acceptance = Acceptance {
         pd: &port.pd,
         wire: &port.wire,
@@ -580,8 +577,8 @@ fn establish(
         responses: responses.ok_or(Refusal::Strangers)?,
         receives: slots,
         entries,
-        send_wrs: send_wrs(entries),
-        pulls: INITIATOR_DEPTH_MAX.min(port.device.attributes().initiator_depth_max),
+        send_wrs: limits::send_wrs(entries),
+        pulls: limits::INITIATOR_DEPTH_MAX.min(port.device.attributes().initiator_depth_max),
     };
     Ok(manager.accept(request, acceptance)?)
 }

@@ -6,16 +6,18 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnectOutcome, ConnectRequest, Share};
+use capstan_transport::Memory;
+use capstan_transport::limits::CQE_BYTES;
+use capstan_transport::rdma::DevicePort;
 
 use super::accept::Refusal;
 use super::admin::Connect;
 use super::command::Command;
 use super::connection::{Carrier, Connection};
-use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use super::queue_shares::QueueShares;
 use super::{IoPath, Resources, discovery, respond, tcp};
-use crate::limits::{CQE_BYTES, SPARE_BYTES, slots as slots_of};
+use crate::limits::{SPARE_BYTES, slots as slots_of};
 
 impl IoPath {
     /// Carries out the Connects whose data has arrived in this turn.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use capstan_memory::{Account, Buffer};
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
+use capstan_transport::limits::SQES_IN_PLACE_AT;
 use capstan_transport::manager::ConnectionId;
 use capstan_transport::rdma::Keys;
 use capstan_transport::{Queue, QueueId, Receive, Tag};
@@ -14,7 +15,7 @@ use super::command::{Command, Holds, Responding};
 use super::phase::Phase;
 use super::queue_shares::Charge;
 use super::stall::Progress;
-use crate::limits::{SGL_DESCRIPTORS_MAX, SQES_IN_PLACE_AT, slots};
+use crate::limits::{SGL_DESCRIPTORS_MAX, slots};
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,13 @@
 //! its commands. These bring no data: what may follow them is a list of SGL descriptors, for which
 //! there are two pages more.
 
+use capstan_transport::Memory;
+use capstan_transport::limits::{SGL_LIST_PAGE_BYTES, SGL_LIST_PAGES, STRANGER_RECEIVES};
+use capstan_transport::rdma::DevicePort;
+
 use super::accept::Refusal;
 use super::connection::Connection;
-use super::fabric::{DevicePort, Memory};
-use crate::limits::{ADMIN_PIECE_BYTES, SGL_LIST_PAGE_BYTES, SGL_LIST_PAGES, STRANGER_RECEIVES};
+use crate::limits::ADMIN_PIECE_BYTES;
 
 /// Makes a connection the queue of a discovery controller, with a receive for each entry: a host
 /// sends that many commands as soon as it has the response to its Connect, and some devices end the
@@ -47,21 +50,48 @@ mod tests {
     use std::rc::Rc;
 
     use capstan_config::Config;
+    use capstan_memory::{PAGE_BYTES, Pages, Pool};
+    use capstan_rdma::contract::CmEvent;
     use capstan_rdma::contract::{
         Access, CmId, CompletionQueue, ConnectParam, ConnectionManager, MemoryRegion, PrivateData,
         ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp, SendWr, Sge,
     };
     use capstan_rdma::loopback::{Network, attributes};
     use capstan_subsystem::{ConnId, PortId, QueueSizes, Transport};
+    use capstan_transport::limits::{
+        PLACE_RESPONSE_BYTES, SGL_LIST_BYTES, SQE_BYTES, STRANGER_COMPLETIONS,
+    };
     use capstan_transport::manager::ConnectionId;
     use capstan_transport::rdma::Queue;
     use capstan_transport::{Capsule, CapsuleData, Event, QueueId, Queues};
     use zerocopy::IntoBytes;
 
     use super::super::connection::{Carrier, Identity, OnDevice};
-    use super::super::fabric::tests::{HERE, memory, next};
     use super::*;
-    use crate::limits::{PLACE_RESPONSE_BYTES, SGL_LIST_BYTES, SQE_BYTES, STRANGER_COMPLETIONS};
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+
+    /// Memory with two places, of two receives each.
+    fn memory() -> Memory {
+        let pool = |bytes| Pool::new(bytes, Pages::Ordinary).unwrap();
+        Memory {
+            data: pool(4 << 20),
+            queues: pool(4 << 20),
+            strangers: pool(4 * PAGE_BYTES),
+            places: 2,
+            zeroes: None,
+        }
+    }
+
+    /// The next event of one of two ends of a network.
+    fn next(network: &Network, cm: &mut dyn ConnectionManager) -> CmEvent {
+        loop {
+            if let Some(event) = cm.poll(network.now_us()) {
+                return event;
+            }
+            network.advance_to(network.next_deadline_us().expect("something happens"));
+        }
+    }
 
     const ENTRIES: u16 = 32;
     /// An SQE, and the longest list.

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use capstan_memory::{Account, Short};
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_subsystem::Association;
+use capstan_transport::Memory;
 
 use super::command::{Holds, Own};
 use super::connection::Connection;
-use super::fabric::Memory;
 use crate::limits::{SHARE_TIMES_FREE, SPARE_BYTES};
 
 /// The hosts that have queues on this reactor.

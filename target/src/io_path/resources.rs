@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use capstan_storage::{Engine, IoError, IoErrorKind, Volume};
 use capstan_subsystem::BackendId;
+use capstan_transport::Memory;
 use rustc_hash::FxHashMap;
 
 use super::connection::Connection;
-use super::fabric::Memory;
 use super::lease::Shares;
 use super::phase::Phase;
 use super::queue_shares::QueueShares;

@@ -6,13 +6,12 @@ use std::net::SocketAddr;
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_subsystem::{QueueSizes, Transport};
-use capstan_transport::Queue;
 use capstan_transport::manager::TcpRequest;
 use capstan_transport::tcp::controller::{Connected, Settings};
+use capstan_transport::{Memory, Queue};
 
 use super::accept::{Checked, Refusal};
 use super::connection::{Carrier, Connection, Identity};
-use super::fabric::Memory;
 use super::{IoPath, Resources};
 use crate::control_plane::conn_id;
 use crate::limits::{ADMIN_PIECE_BYTES, IN_CAPSULE_BYTES, SPARE_BYTES};

@@ -3,6 +3,7 @@
 //! * What the queues on one device share with their wire: [`Shared`], and in it [`Receives`].
 //! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
 //!   are under way.
+//! * The device under them, and what is left of it: [`DevicePort`].
 //! * What happens on them: [`Wire`], which tells their completions apart.
 //! * Buffers that data is pulled into: [`Sinks`]; buffers that it is pushed from: `Sources`.
 //! * Which work request a completion is of: `WrId`.
@@ -13,9 +14,11 @@ mod fences;
 pub mod host;
 mod host_memory;
 mod in_place;
+mod port;
 mod queue;
 mod receives;
 mod responses;
+mod room;
 mod shared;
 mod sinks;
 mod sources;
@@ -23,8 +26,9 @@ mod wire;
 mod wr_id;
 
 pub use host_memory::host_memory;
+pub use port::DevicePort;
 pub use queue::{Keys, Queue, Zeroes};
-pub use receives::{NoReceives, Receives};
+pub use receives::Receives;
 pub use shared::Shared;
 pub use sinks::Sinks;
 pub use wire::Wire;

@@ -12,20 +12,7 @@ use capstan_rdma::contract::{
 
 use super::wr_id::WrId;
 use crate::limits::{IN_CAPSULE_BYTES, SQE_BYTES, STRANGER_RECEIVES};
-
-/// Why a queue gets no receives.
-#[derive(Debug, thiserror::Error)]
-pub enum NoReceives {
-    /// There is no memory for them; the text says how much there is.
-    #[error("{0}")]
-    Memory(String),
-    /// The device has no more of them.
-    #[error("{0}")]
-    Device(String),
-    /// Making them failed.
-    #[error(transparent)]
-    Rdma(#[from] RdmaError),
-}
+use crate::resources::NoResources;
 
 /// The receives of a reactor's queues on one device.
 pub struct Receives {
@@ -58,7 +45,7 @@ impl Receives {
         lkey: LKey,
         pool: &Pool,
         places: u32,
-    ) -> Result<Self, NoReceives> {
+    ) -> Result<Self, NoResources> {
         let sqes = pool
             .take(depth * SQE_BYTES)
             .ok_or_else(|| RdmaError::Limit {
@@ -128,12 +115,12 @@ impl Receives {
         entries: u32,
         extra_bytes: u32,
         pool: &Pool,
-    ) -> Result<Vec<u32>, NoReceives> {
+    ) -> Result<Vec<u32>, NoResources> {
         let missing = self.missing(entries, extra_bytes, pool)?;
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         for slot in slots..slots + missing {
             let buffer = pool.take(IN_CAPSULE_BYTES).ok_or_else(|| {
-                NoReceives::Memory("no contiguous bytes are free for a receive".to_owned())
+                NoResources::Memory("no contiguous bytes are free for a receive".to_owned())
             })?;
             match &self.srq {
                 None => {
@@ -143,7 +130,7 @@ impl Receives {
                 Some(_) => {
                     self.data.push(None);
                     self.post(slot, buffer, None).map_err(|error| {
-                        NoReceives::Memory(format!("posting a receive failed: {error}"))
+                        NoResources::Memory(format!("posting a receive failed: {error}"))
                     })?;
                 }
             }
@@ -166,20 +153,20 @@ impl Receives {
 
     /// How many receives one more queue of `entries` is short of, when there is room for them and
     /// `extra_bytes`.
-    pub fn missing(&self, entries: u32, extra_bytes: u32, pool: &Pool) -> Result<u32, NoReceives> {
+    pub fn missing(&self, entries: u32, extra_bytes: u32, pool: &Pool) -> Result<u32, NoResources> {
         let wanted = self.promised + entries;
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         let missing = wanted.saturating_sub(slots);
         let needed_bytes = (missing * IN_CAPSULE_BYTES + extra_bytes) as usize;
         let free_bytes = pool.free_bytes();
         if needed_bytes > free_bytes {
-            return Err(NoReceives::Memory(format!(
+            return Err(NoResources::Memory(format!(
                 "a queue of {entries} entries needs {needed_bytes} bytes for receives and \
                  responses, {free_bytes} are left"
             )));
         }
         if wanted > self.depth {
-            return Err(NoReceives::Device(format!(
+            return Err(NoResources::Device(format!(
                 "{wanted} receives needed, there are {} on this device and reactor",
                 self.depth
             )));
