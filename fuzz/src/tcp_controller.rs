@@ -18,7 +18,7 @@ use capstan_nvme_proto::tcp::reader::{Event as Read, Pdu, PduReader};
 use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_nvme_proto::transfer::DataTransfer;
-use capstan_transport::tcp::End;
+use capstan_transport::End;
 use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::host_memory;
 use capstan_transport::tcp::limits::{R2TS_MAX, STAGED_MAX_BYTES};

@@ -13,7 +13,7 @@ use capstan_nvme_proto::tcp::r2t::R2t;
 use capstan_nvme_proto::tcp::reader::{Event as Read, Pdu, PduReader};
 use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcRequest, IcResponse};
 use capstan_nvme_proto::tcp::writer::PduWriter;
-use capstan_transport::tcp::End;
+use capstan_transport::End;
 use capstan_transport::tcp::host::{Arrived, Event, HostQueue, Payload};
 use capstan_transport::tcp::limits::STAGED_MAX_BYTES;
 use zerocopy::IntoBytes;

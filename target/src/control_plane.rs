@@ -451,16 +451,15 @@ fn log(event: &Event) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
 
     use capstan_nvme_proto::status::Status;
-    use capstan_rdma::contract::CmId;
     use capstan_rdma::loopback::{Network, attributes};
     use capstan_reactor::mailbox;
     use capstan_subsystem::{
         Action, DisconnectReason, PortId, QueueSizes, Target, TargetConfig, Transport,
     };
-    use capstan_transport::manager::{ListenerId, Manager, Over, Request, TcpRequest};
+    use capstan_transport::manager::{Manager, Over, Request, TcpRequest};
 
     use super::{ControlPlane, Message, Turns, conn_id};
     use crate::io_path::{Checked, Offered};
@@ -476,7 +475,6 @@ mod tests {
 
     fn offer(control: &ControlPlane) -> Result<(), Box<Offered>> {
         let checked = Checked {
-            fabric: 0,
             port: PortId(1),
             sizes: QueueSizes {
                 transport: Transport::Rdma,
@@ -490,10 +488,12 @@ mod tests {
         let address = "127.0.0.1:0".parse().unwrap();
         let listener = TcpListener::bind(address).unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let provider = Network::new(1).provider(&[], attributes()).unwrap();
-        let mut manager = Manager::new((Box::new(provider.manager().unwrap()), None));
+        let at = SocketAddr::from(([10, 0, 0, 1], 4420));
+        let provider = Network::new(1).provider(&[at.ip()], attributes()).unwrap();
+        let mut manager = Manager::new(0, (Box::new(provider.manager().unwrap()), None));
+        let (rdma_listener, _) = manager.listen(at, 1).unwrap();
         let request = manager.give_away(Request {
-            listener: ListenerId(CmId(1)),
+            listener: rdma_listener,
             local: address,
             peer: address,
             over: Over::Tcp(TcpRequest::new(stream, Vec::new())),

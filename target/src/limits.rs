@@ -48,12 +48,7 @@ pub(crate) const REQUESTS_PER_TURN: usize = 32;
 /// command that waits for its answer (entries of Admin queues, Aborts up to ACL, reservation
 /// commands in I/O queues) it is one.
 pub(crate) const MAILBOX_BOUND: usize = 4096;
-/// How long a closing connection waits for its outstanding work before it is dropped, in
-/// microseconds.
-pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
-/// The same over NVMe/TCP, where the host only has to read the last bytes; as user-space iWARP.
-pub(crate) const CLOSE_TCP_TIMEOUT_US: u64 = 1_000_000;
-/// Sockets of NVMe/TCP that wait for that, over all reactors, at most an eighth of the descriptors
+/// Sockets of NVMe/TCP that wait for the end of their connection, over all reactors, at most an eighth of the descriptors
 /// that the process may have; as user-space iWARP. Where there are more, the oldest is closed.
 const CLOSING_SOCKETS_MAX: usize = 1_024;
 /// How long a connection may take for its Connect, and then for the data of it when the target

@@ -21,6 +21,7 @@ use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
 use capstan_subsystem::Target;
 use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::Wire;
+use capstan_transport::wires;
 use nix::sys::resource::{Resource, getrlimit};
 use rustc_hash::FxHashMap;
 
@@ -424,17 +425,19 @@ impl Starting {
             reactor: self.reactor,
             control: Arc::clone(&control),
             mailbox: self.mailbox,
-            managers,
-            tcp: Wire::new(Staging::new(self.plan.staging_bytes_per_reactor))
-                .context("no epoll for NVMe/TCP")?,
-            shared_receive_queue: self.config.target.shared_receive_queue,
+            wires: wires::Parts {
+                managers,
+                shared_receive_queue: self.config.target.shared_receive_queue,
+                sockets: Wire::new(Staging::new(self.plan.staging_bytes_per_reactor))
+                    .context("no epoll for NVMe/TCP")?,
+                closing_sockets_max: closing_sockets(reactors(&self.config), descriptors),
+            },
             engine,
             volumes,
             data,
             queues,
             strangers,
             places,
-            closing_sockets: closing_sockets(reactors(&self.config), descriptors),
             zeroes: zeroes.transpose()?,
         });
         let addresses = match self.reactor {

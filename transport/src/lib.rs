@@ -4,6 +4,8 @@
 //! * Names and events of queues: [`queue`].
 //! * Wires, which have the queues: [`wire`].
 //! * Memory of queues, and why there is none: [`Memory`], [`NoResources`].
+//! * All wires of a reactor, where queues begin and end: [`wires`].
+//! * From a connection to a queue: `life`.
 //! * In-capsule data, and data that is pushed and pulled: [`data`].
 //! * Lists of buffers of the host: `keyed_list`.
 //! * What a host has left undone, in the words of its wire: [`overdue`].
@@ -15,6 +17,7 @@
 pub mod data;
 pub mod host;
 mod keyed_list;
+mod life;
 pub mod limits;
 pub mod manager;
 pub mod overdue;
@@ -23,14 +26,16 @@ pub mod rdma;
 mod resources;
 pub mod tcp;
 pub mod wire;
+pub mod wires;
 
 pub use data::{
     CapsuleData, CopyTo, Full, HostMemory, InPlace, Landed, Piece, Pushed, Receive, Source,
 };
 pub use overdue::Overdue;
 pub use queue::{
-    Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Responded, Tag,
+    Capsule, End, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Responded, Tag,
 };
 pub use resources::{Memory, NoResources};
 pub use tcp::controller::Goes;
 pub use wire::Wire;
+pub use wires::Wires;

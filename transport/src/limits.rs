@@ -38,6 +38,9 @@ pub const RECEIVES_MAX: u32 = 65_536;
 pub const ADMIN_PIECE_BYTES: u32 = 4096;
 /// RDMA READs outstanding per queue pair, when the device and the host allow as many.
 pub const INITIATOR_DEPTH_MAX: u8 = 64;
+/// How long a closing connection waits for its outstanding work before it is dropped, in
+/// microseconds.
+pub const CLOSE_TIMEOUT_US: u64 = 5_000_000;
 /// Completions that such a connection can have waiting when it breaks: its receives, the RDMA READs
 /// of its Connect's data, and its response.
 pub const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;

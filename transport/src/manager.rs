@@ -3,30 +3,55 @@
 //! user's to decide.
 
 use std::collections::HashSet;
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
-use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
 use capstan_rdma::contract::{
-    CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
-    PostError, PrivateData, ProtectionDomain, QpConfig, RdmaError,
+    CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId, PrivateData,
+    QpConfig, RdmaError,
 };
 use capstan_rdma::iwarp::{OtherStream, OtherStreams};
 use capstan_rdma::{Beside, direct};
+use rustc_hash::FxHashMap;
 use zerocopy::IntoBytes;
 
-use crate::limits::INLINE_BYTES;
-use crate::rdma;
+use crate::limits::{INLINE_BYTES, send_wrs};
+use crate::queue::QueueId;
+use crate::rdma::{self, DevicePort, Place, not_posted};
+use crate::resources::{Memory, NoResources};
 
-/// Names a listener of a manager.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ListenerId(pub CmId);
+pub use capstan_rdma::contract::CmError;
 
-/// Names a connection over NVMe/RDMA of a manager. Those over NVMe/TCP end with their queues.
+/// Names a listener of a reactor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ConnectionId(pub CmId);
+pub struct ListenerId {
+    /// The number of its manager.
+    provider: usize,
+    id: CmId,
+}
+
+impl ListenerId {
+    pub(crate) fn provider(self) -> usize {
+        self.provider
+    }
+}
+
+/// Names a connection over NVMe/RDMA of a reactor. Those over NVMe/TCP end with their queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionId {
+    /// The number of its manager.
+    provider: usize,
+    id: CmId,
+}
+
+impl ConnectionId {
+    pub(crate) fn provider(self) -> usize {
+        self.provider
+    }
+}
 
 /// A host asks for a connection.
 #[derive(Debug)]
@@ -73,17 +98,15 @@ impl TcpRequest {
     }
 }
 
-impl RdmaRequest {
-    /// What the connection is called once it is accepted.
+impl Request {
+    /// What the host says of the queue that it wants to connect; `None` over NVMe/TCP, where its
+    /// Connect says it.
     #[must_use]
-    pub fn id(&self) -> ConnectionId {
-        ConnectionId(self.id)
-    }
-
-    /// What the host says of the queue that it wants to connect.
-    #[must_use]
-    pub fn private_data(&self) -> &[u8] {
-        self.param.private_data.as_bytes()
+    pub fn private_data(&self) -> Option<&[u8]> {
+        match &self.over {
+            Over::Rdma(request) => Some(request.param.private_data.as_bytes()),
+            Over::Tcp(_) => None,
+        }
     }
 }
 
@@ -97,6 +120,12 @@ pub struct Migrating {
     over: MigratingOver,
 }
 
+impl Migrating {
+    pub(crate) fn listener(&self) -> ListenerId {
+        self.listener
+    }
+}
+
 #[derive(Debug)]
 enum MigratingOver {
     Rdma(MigratedId, Box<ConnectParam>),
@@ -108,10 +137,10 @@ enum MigratingOver {
 pub enum Happened {
     /// A host asks for one.
     Request(Request),
-    /// The host has taken one up that was accepted.
-    Established(ConnectionId),
-    /// One is over, for the reason that is told.
-    Ended(ConnectionId, String),
+    /// The host has taken up that of a queue which was accepted.
+    Established(QueueId),
+    /// That of a queue is over, for the reason that is told.
+    Ended(QueueId, String),
     /// The device of a listener was removed; it listens again when the device returns.
     ListenerLost,
 }
@@ -119,54 +148,47 @@ pub enum Happened {
 /// A connection could not be accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
-    /// Its queue pair could not be made.
+    /// There is something missing.
     #[error(transparent)]
-    Rdma(#[from] RdmaError),
-    /// The provider took no receive.
-    #[error("posting a receive failed: {0}")]
-    Receive(PostError),
+    Resources(#[from] NoResources),
     /// The connection manager did not accept it.
     #[error(transparent)]
     Cm(#[from] CmError),
+    /// Its socket cannot be used.
+    #[error("its socket cannot be used: {0}")]
+    Socket(io::Error),
 }
 
-/// What the queue of an accepted connection has.
-pub struct Acceptance<'a> {
-    /// The protection domain of its device.
-    pub pd: &'a Rc<dyn ProtectionDomain>,
-    /// Its wire.
-    pub wire: &'a rdma::Wire,
-    /// The keys of its memory.
-    pub keys: rdma::Keys,
-    /// Memory for its responses.
-    pub responses: Buffer,
-    /// Its receives.
-    pub receives: &'a [u32],
-    /// Entries of the queue.
-    pub entries: u16,
-    /// Work requests that it has outstanding at most.
-    pub send_wrs: u32,
-    /// RDMA READs that it has outstanding at most.
-    pub pulls: u8,
+impl From<RdmaError> for AcceptError {
+    fn from(error: RdmaError) -> Self {
+        Self::Resources(NoResources::Rdma(error))
+    }
 }
 
 /// A manager of one reactor.
 pub struct Manager {
+    /// Which of its reactor's it is.
+    number: usize,
     cm: Box<dyn ConnectionManager>,
     sockets: Option<Rc<OtherStreams>>,
     listeners: HashSet<CmId>,
+    /// The queues of accepted connections. The keys are numbers of this program or of the kernel.
+    queues: FxHashMap<CmId, QueueId>,
     /// Sockets are looked at before the connection manager, every other time.
     sockets_first: bool,
 }
 
 impl Manager {
-    /// Over a provider's connection manager, and the sockets beside it.
+    /// Over a provider's connection manager, and the sockets beside it. It is that of its reactor
+    /// with this `number`, which those of the same provider have on the other reactors.
     #[must_use]
-    pub fn new((cm, sockets): Beside) -> Self {
+    pub fn new(number: usize, (cm, sockets): Beside) -> Self {
         Self {
+            number,
             cm,
             sockets,
             listeners: HashSet::new(),
+            queues: FxHashMap::default(),
             sockets_first: false,
         }
     }
@@ -182,13 +204,20 @@ impl Manager {
     ) -> Result<(ListenerId, SocketAddr), CmError> {
         let (id, bound) = self.cm.listen(addr, backlog)?;
         self.listeners.insert(id);
-        Ok((ListenerId(id), bound))
+        Ok((self.listener(id), bound))
     }
 
     /// Stops listening there.
     pub fn close(&mut self, listener: ListenerId) {
-        self.listeners.remove(&listener.0);
-        self.cm.destroy(listener.0);
+        self.listeners.remove(&listener.id);
+        self.cm.destroy(listener.id);
+    }
+
+    fn listener(&self, id: CmId) -> ListenerId {
+        ListenerId {
+            provider: self.number,
+            id,
+        }
     }
 
     /// What has happened next.
@@ -207,33 +236,39 @@ impl Manager {
         self.take_socket().map(Happened::Request)
     }
 
-    fn happened(&self, CmEvent { id, kind }: CmEvent) -> Option<Happened> {
-        let ended = |why: String| Some(Happened::Ended(ConnectionId(id), why));
-        match kind {
+    fn happened(&mut self, CmEvent { id, kind }: CmEvent) -> Option<Happened> {
+        let why = match kind {
             CmEventKind::ConnectRequest { listener, param } => {
                 let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
                 let addresses = self.cm.addresses(id);
                 let (local, peer) = addresses.unwrap_or((unknown, unknown));
-                Some(Happened::Request(Request {
-                    listener: ListenerId(listener),
+                return Some(Happened::Request(Request {
+                    listener: self.listener(listener),
                     local,
                     peer,
                     over: Over::Rdma(RdmaRequest {
                         id,
                         param: Box::new(param),
                     }),
-                }))
+                }));
             }
-            CmEventKind::Established { .. } => Some(Happened::Established(ConnectionId(id))),
-            CmEventKind::Resolved => None,
-            CmEventKind::Failed(error) => ended(error.to_string()),
-            CmEventKind::Rejected { .. } => ended("the peer rejected".to_owned()),
-            CmEventKind::Disconnected { cause } => ended(cause),
+            CmEventKind::Established { .. } => {
+                return self.queues.get(&id).copied().map(Happened::Established);
+            }
+            CmEventKind::Resolved => return None,
+            CmEventKind::Failed(error) => error.to_string(),
+            CmEventKind::Rejected { .. } => "the peer rejected".to_owned(),
+            CmEventKind::Disconnected { cause } => cause,
             CmEventKind::DeviceRemoved if self.listeners.contains(&id) => {
-                Some(Happened::ListenerLost)
+                return Some(Happened::ListenerLost);
             }
-            CmEventKind::DeviceRemoved => ended("the RDMA device was removed".to_owned()),
-        }
+            CmEventKind::DeviceRemoved => "the RDMA device was removed".to_owned(),
+        };
+        let Some(&queue) = self.queues.get(&id) else {
+            self.cm.destroy(id);
+            return None;
+        };
+        Some(Happened::Ended(queue, why))
     }
 
     fn take_socket(&mut self) -> Option<Request> {
@@ -245,7 +280,7 @@ impl Manager {
             peer,
         } = self.sockets.as_ref()?.take()?;
         Some(Request {
-            listener: ListenerId(listener),
+            listener: self.listener(listener),
             local,
             peer,
             over: Over::Tcp(TcpRequest { stream, bytes }),
@@ -327,69 +362,73 @@ impl Manager {
     }
 
     /// The device that a request has come to.
-    #[must_use]
-    pub fn device(&self, request: &RdmaRequest) -> Option<Rc<dyn Device>> {
-        self.cm.device(request.id)
+    pub(crate) fn device(&self, request: &RdmaRequest) -> Result<Rc<dyn Device>, RdmaError> {
+        let device = self.cm.device(request.id);
+        device.ok_or(RdmaError::Invalid("the request is gone"))
     }
 
-    /// Makes the queue of a request, posts its receives and accepts the connection.
+    /// Makes the queue `id` of a request, which has come to the device of `port`, posts its
+    /// receives and accepts the connection.
     ///
     /// # Errors
     /// The device or its connection manager does not take it; the request is to be refused.
-    pub fn accept(
+    pub(crate) fn accept(
         &mut self,
+        id: QueueId,
         request: &RdmaRequest,
-        acceptance: Acceptance<'_>,
+        port: &mut DevicePort,
+        (entries, memory): (u16, &Memory),
     ) -> Result<rdma::Queue, AcceptError> {
-        let Acceptance {
-            pd,
-            wire,
-            keys,
+        let Place {
+            holdings,
             responses,
-            receives,
-            entries,
-            send_wrs,
-            pulls,
-        } = acceptance;
+            keys,
+        } = port.take_place(entries, memory)?;
+        let wire = &port.wire;
         let config = QpConfig {
             send_cq: Rc::clone(wire.cq()),
             recv_cq: Rc::clone(wire.cq()),
-            send_wr_max: send_wrs,
+            send_wr_max: send_wrs(entries),
             receives: wire.receives().source(entries),
             send_sge_max: 1,
             recv_sge_max: 2,
             inline_bytes: INLINE_BYTES,
         };
-        let qp = self.cm.create_qp(request.id, pd, &config)?;
-        let mut queue = rdma::Queue::new(qp.into(), responses, keys, wire.shared());
-        let posted = queue.post_receives(receives);
-        posted.map_err(AcceptError::Receive)?;
+        let qp = self.cm.create_qp(request.id, port.pd(), &config)?;
+        let mut queue = rdma::Queue::new(qp.into(), responses, keys, holdings);
+        queue.post_receives().map_err(not_posted)?;
         let accept = ConnectParam {
             private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())
                 .unwrap_or(PrivateData::EMPTY),
             // A host sends only capsules; it never reads the controller's memory.
             responder_resources: 0,
-            initiator_depth: pulls.min(request.param.responder_resources),
+            initiator_depth: port.pulls_max().min(request.param.responder_resources),
             rnr_retry_count: 7,
         };
         self.cm.accept(request.id, &accept)?;
-        queue.accepted();
+        queue.accepted_as(ConnectionId {
+            provider: self.number,
+            id: request.id,
+        });
+        port.wire.add(id, &mut queue);
+        self.queues.insert(request.id, id);
         Ok(queue)
     }
 
     /// Ends a connection whose queue has been ended: in order, or so that nothing lingers and
     /// nothing more is sent.
-    pub fn end(&mut self, connection: ConnectionId, gives_up: bool) {
+    pub(crate) fn end(&mut self, connection: ConnectionId, gives_up: bool) {
         if gives_up {
-            self.cm.abort(connection.0);
+            self.cm.abort(connection.id);
         } else {
-            self.cm.disconnect(connection.0);
+            self.cm.disconnect(connection.id);
         }
     }
 
-    /// Forgets a connection; its queue must have been dropped before.
-    pub fn forget(&mut self, connection: ConnectionId) {
-        self.cm.destroy(connection.0);
+    /// Forgets a connection, whose queue must have been dropped before.
+    pub(crate) fn forget(&mut self, connection: ConnectionId) {
+        self.queues.remove(&connection.id);
+        self.cm.destroy(connection.id);
     }
 
     /// Before waiting at [`Manager::fd`]. `true` when there is something to poll already.
@@ -446,7 +485,7 @@ mod tests {
         let network = Network::new(1);
         let provider = network.provider(&[at(1)], attributes()).unwrap();
         let [mut first, mut second] =
-            [0; 2].map(|_| Manager::new((Box::new(provider.manager().unwrap()), None)));
+            [0; 2].map(|_| Manager::new(0, (Box::new(provider.manager().unwrap()), None)));
         let (listener, address) = first.listen(SocketAddr::new(at(1), 4420), 1).unwrap();
 
         let provider = network.provider(&[at(2)], attributes()).unwrap();
@@ -481,10 +520,7 @@ mod tests {
         assert_eq!(request.listener, listener);
         let away = first.give_away(request).expect("it has no queue pair");
         let request = second.take_over(away).expect("its host is there");
-        let Over::Rdma(over) = &request.over else {
-            panic!("{request:?}");
-        };
-        assert_eq!(over.private_data(), b"a queue");
+        assert_eq!(request.private_data(), Some(&b"a queue"[..]));
         let status = RejectStatus::NO_RESOURCES;
         second.refuse(request, status);
         let event = until(&network, |now_us| host.poll(now_us));

@@ -10,7 +10,6 @@ use capstan_nvme_proto::transfer::DataTransfer;
 
 use crate::data::{CapsuleData, Full, HostMemory, InPlace, Landed, Pushed, Receive, Source};
 use crate::overdue::Overdue;
-use crate::tcp::End;
 use crate::tcp::controller::Goes;
 use crate::{rdma, tcp};
 
@@ -96,6 +95,15 @@ pub enum Event {
 /// Names a fence of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceNumber(pub u64);
+
+/// How a side ends its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// At once: what has not left is not sent.
+    Now,
+    /// When everything that was pushed and responded has left.
+    Drained,
+}
 
 /// Why a queue has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

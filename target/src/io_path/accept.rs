@@ -4,21 +4,16 @@
 use std::net::SocketAddr;
 
 use capstan_nvme_proto::rdma_cm::RejectStatus;
-use capstan_rdma::contract::{CmError, RdmaError};
 use capstan_rdma::{PEER_CAUSED, Source};
-use capstan_subsystem::{Association, CmRefusal, ConnId, PortId, QueueSizes};
-use capstan_transport::manager::{
-    AcceptError, Acceptance, ConnectionId, Happened, Manager, Migrating, Over, RdmaRequest, Request,
-};
-use capstan_transport::rdma::DevicePort;
-use capstan_transport::tcp::End;
-use capstan_transport::{Memory, NoResources, Queue, limits, rdma};
+use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes, Transport};
+use capstan_transport::manager::{AcceptError, CmError, Happened, Migrating, Request};
+use capstan_transport::{End, NoResources, Queue, QueueId};
 
-use super::connection::{Carrier, Connection, Identity, OnDevice};
+use super::connection::{Connection, Identity};
 use super::phase::Phase;
-use super::{IoPath, Listener, Resources, tcp};
+use super::{IoPath, Listener, Resources};
 use crate::control_plane::conn_id;
-use crate::limits::{MAILBOX_BOUND, REQUESTS_PER_TURN, SPARE_BYTES, slots as slots_of};
+use crate::limits::{MAILBOX_BOUND, REQUESTS_PER_TURN};
 
 /// A checked connection request, on its way to the reactor that will own it.
 #[derive(Debug)]
@@ -30,32 +25,10 @@ pub(crate) struct Offered {
 /// What is known of a connection request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Checked {
-    pub(crate) fabric: usize,
     pub(crate) port: PortId,
     pub(crate) sizes: QueueSizes,
     /// Its host has a controller, and connects another queue of it.
     pub(crate) known: bool,
-}
-
-impl From<AcceptError> for Refusal {
-    fn from(why: AcceptError) -> Self {
-        match why {
-            AcceptError::Rdma(error) => Self::Rdma(error),
-            AcceptError::Receive(_) => Self::Budget(why.to_string()),
-            AcceptError::Cm(error) => Self::Cm(error),
-        }
-    }
-}
-
-impl From<NoResources> for Refusal {
-    fn from(why: NoResources) -> Self {
-        match why {
-            NoResources::Memory(why) => Self::Budget(why),
-            NoResources::Device(why) => Self::Device(why),
-            NoResources::Places => Self::Strangers,
-            NoResources::Rdma(error) => Self::Rdma(error),
-        }
-    }
 }
 
 /// Why a request is refused: what the host is told, and what the log says.
@@ -63,13 +36,8 @@ impl From<NoResources> for Refusal {
 pub(super) enum Refusal {
     #[error(transparent)]
     Request(#[from] CmRefusal),
-    #[error(
-        "no resources: {0}; raise memory_budget in the configuration or connect fewer or smaller \
-         queues"
-    )]
-    Budget(String),
-    #[error("no resources: {0}; connect fewer or smaller queues, or use another device")]
-    Device(String),
+    #[error("no resources: {0}{advice}", advice = advice(.0))]
+    Resources(#[from] NoResources),
     #[error(
         "no resources: any host may connect, and those of {address} have receives for {has} commands and leave {left} on \
          this reactor; an address may have three times as many as it leaves: list the host in allowed_hosts, raise \
@@ -86,10 +54,6 @@ pub(super) enum Refusal {
          configuration, or connect fewer or smaller queues"
     )]
     Reserved { entries: u16, reserve: usize },
-    #[error("no resources: too many connections are no queue yet; try again")]
-    Strangers,
-    #[error("no resources: {0}")]
-    Rdma(#[from] RdmaError),
     #[error("the connection manager refused: {0}")]
     Cm(#[from] CmError),
     #[error(
@@ -107,6 +71,37 @@ pub(super) enum Refusal {
     Stuck { reactor: usize },
 }
 
+impl From<AcceptError> for Refusal {
+    fn from(why: AcceptError) -> Self {
+        match why {
+            AcceptError::Resources(why) => Self::Resources(why),
+            AcceptError::Cm(error) => Self::Cm(error),
+            AcceptError::Socket(error) => Self::Socket(error),
+        }
+    }
+}
+
+/// What mends it.
+fn advice(why: &NoResources) -> &'static str {
+    match why {
+        NoResources::Memory(_) => {
+            "; raise memory_budget in the configuration or connect fewer or smaller queues"
+        }
+        NoResources::Device(_) => "; connect fewer or smaller queues, or use another device",
+        NoResources::Places => "; try again",
+        NoResources::Rdma(_) => "",
+    }
+}
+
+/// The sizes of a queue before its Connect says them.
+const UNANNOUNCED: QueueSizes = QueueSizes {
+    transport: Transport::Tcp,
+    qid: 0,
+    entries: 1,
+    host_receives: 1,
+    cntlid: 0,
+};
+
 impl Refusal {
     fn status(&self) -> RejectStatus {
         match self {
@@ -114,12 +109,9 @@ impl Refusal {
             // NVMe/RDMA Transport 1.1, section 3.1: no format of a request is taken here. There is
             // only format 0, so that a host cannot take this for another reason.
             Self::TcpOnly(_) => RejectStatus::INVALID_RECFMT,
-            Self::Budget(_)
-            | Self::Device(_)
+            Self::Resources(_)
             | Self::Share { .. }
             | Self::Reserved { .. }
-            | Self::Strangers
-            | Self::Rdma(_)
             | Self::Cm(_)
             | Self::Draining
             | Self::Socket(_)
@@ -133,20 +125,21 @@ impl IoPath {
     /// anything.
     pub(super) fn poll_connection_managers(&mut self) -> bool {
         let (mut progress, mut requests) = (false, 0);
-        for fabric in 0..self.fabrics.len() {
+        for provider in 0..self.wires.providers() {
             while requests < 2 * REQUESTS_PER_TURN
-                && let Some(happened) = self.fabrics[fabric].manager.poll(self.resources.now_us)
+                && let Some(happened) =
+                    (self.wires).poll_connections(provider, self.resources.now_us)
             {
                 progress = true;
                 match happened {
                     Happened::Request(request) => {
                         requests += 1;
-                        self.on_request(fabric, request);
+                        self.on_request(request);
                     }
-                    Happened::Established(id) => self.on_established(fabric, id),
-                    Happened::Ended(id, why) => self.on_ended(fabric, id, &why),
+                    Happened::Established(id) => self.on_established(id),
+                    Happened::Ended(id, why) => self.on_ended(id, &why),
                     Happened::ListenerLost => {
-                        let provider = self.fabrics[fabric].name;
+                        let provider = self.wires.provider_name(provider);
                         tracing::warn!(
                             provider,
                             "the RDMA device of a listener was removed; listening again when it returns"
@@ -159,10 +152,8 @@ impl IoPath {
     }
 
     /// The time for its Connect begins.
-    fn on_established(&mut self, fabric: usize, id: ConnectionId) {
-        let index = self.cm_index.get(&(fabric, id)).copied();
-        let connection = index.and_then(|index| self.connections.get_mut(index));
-        if let Some(connection) = connection
+    fn on_established(&mut self, id: QueueId) {
+        if let Some(connection) = self.connections.named(id)
             && matches!(connection.phase, Phase::AwaitingConnect { .. })
         {
             connection.phase = Phase::accepted(self.resources.now_us, connection.identity.known);
@@ -170,24 +161,24 @@ impl IoPath {
     }
 
     /// Gives a request to the reactor whose turn it is.
-    fn on_request(&mut self, fabric: usize, request: Request) {
-        let Some(&listener) = self.listeners.get(&(fabric, request.listener)) else {
+    fn on_request(&mut self, request: Request) {
+        let Some(&listener) = self.listeners.get(&request.listener) else {
             return;
         };
-        let checked = match self.check_request(fabric, listener, &request) {
+        let checked = match self.check_request(listener, &request) {
             Ok(checked) => checked,
-            Err(refusal) => return self.refuse(fabric, request, &refusal),
+            Err(refusal) => return self.refuse(request, &refusal),
         };
-        let turn = match request.over {
-            Over::Rdma(_) => checked.sizes.qid,
+        let turn = match request.private_data() {
+            Some(_) => checked.sizes.qid,
             // Which queue it will be is known when its Connect comes.
-            Over::Tcp(_) => 1,
+            None => 1,
         };
         let reactor = self.control.next_reactor(turn);
         if reactor == self.reactor {
             return self.accept(request, &checked);
         }
-        match self.fabrics[fabric].manager.give_away(request) {
+        match self.wires.give_away(request) {
             Ok(request) => {
                 let offered = Box::new(Offered { checked, request });
                 if let Err(offered) = self.control.offer(reactor, offered) {
@@ -196,7 +187,7 @@ impl IoPath {
             }
             Err(refused) => {
                 let (request, error) = *refused;
-                self.refuse(fabric, request, &error.into());
+                self.refuse(request, &error.into());
             }
         }
     }
@@ -204,39 +195,31 @@ impl IoPath {
     /// What is asked for, and whether the host has a controller already.
     fn check_request(
         &self,
-        fabric: usize,
         Listener { port, rdma }: Listener,
         request: &Request,
     ) -> Result<Checked, Refusal> {
         let peer = request.peer.ip();
-        let (sizes, known) = match &request.over {
-            Over::Rdma(_) if !rdma => return Err(Refusal::TcpOnly(request.local)),
-            Over::Rdma(_) | Over::Tcp(_) if self.drain_deadline_us.is_some() => {
-                return Err(Refusal::Draining);
-            }
-            Over::Rdma(request) => self.control.with(|target| {
-                let sizes = target.handle_cm_request(port, request.private_data())?;
+        let (sizes, known) = match request.private_data() {
+            Some(_) if !rdma => return Err(Refusal::TcpOnly(request.local)),
+            _ if self.drain_deadline_us.is_some() => return Err(Refusal::Draining),
+            Some(private_data) => self.control.with(|target| {
+                let sizes = target.handle_cm_request(port, private_data)?;
                 let known = sizes.qid != 0 && target.has_host_at(peer);
                 Ok::<_, CmRefusal>((sizes, known))
             })?,
-            Over::Tcp(_) => {
+            None => {
                 let known = self.control.with(|target| target.has_host_at(peer));
-                (tcp::UNANNOUNCED, known)
+                (UNANNOUNCED, known)
             }
         };
-        Ok(Checked {
-            fabric,
-            port,
-            sizes,
-            known,
-        })
+        Ok(Checked { port, sizes, known })
     }
 
     /// Takes over a connection request that arrived at another reactor's listener.
     pub(super) fn adopt(&mut self, offered: Offered) {
         let Offered { checked, request } = offered;
         let peer = request.peer;
-        match self.fabrics[checked.fabric].manager.take_over(request) {
+        match self.wires.take_over(request) {
             Ok(request) => self.accept(request, &checked),
             Err(error) => {
                 tracing::warn!(
@@ -251,10 +234,9 @@ impl IoPath {
 
     /// Refuses a request that the reactor whose turn it is does not take.
     fn take_back(&mut self, offered: Offered, reactor: usize) {
-        let Offered { checked, request } = offered;
-        let (fabric, peer) = (checked.fabric, request.peer);
-        match self.fabrics[fabric].manager.take_over(request) {
-            Ok(request) => self.refuse(fabric, request, &Refusal::Stuck { reactor }),
+        let peer = offered.request.peer;
+        match self.wires.take_over(offered.request) {
+            Ok(request) => self.refuse(request, &Refusal::Stuck { reactor }),
             Err(error) => {
                 tracing::debug!(%peer, %error, "connection lost before it was refused");
             }
@@ -264,23 +246,37 @@ impl IoPath {
     /// Makes the queue of a request, which has a place among strangers, and accepts.
     fn accept(&mut self, request: Request, checked: &Checked) {
         if self.drain_deadline_us.is_some() {
-            return self.refuse(checked.fabric, request, &Refusal::Draining);
+            return self.refuse(request, &Refusal::Draining);
         }
         self.make_room(request.peer, checked.known);
-        let accepted = match request.over {
-            Over::Rdma(over) => {
-                let accepted = self.try_accept(&over, (request.local, request.peer), checked);
-                if let Err(refusal) = accepted {
-                    let over = Over::Rdma(over);
-                    self.refuse(checked.fabric, Request { over, ..request }, &refusal);
-                }
-                return;
-            }
-            Over::Tcp(over) => self.try_accept_tcp(over, (request.local, request.peer), checked),
+        self.conn_serial += 1;
+        let identity = Identity {
+            id: conn_id(self.reactor, self.conn_serial),
+            index: self.connections.reserve(),
+            listener: checked.port,
+            local: request.local,
+            peer: request.peer,
+            sizes: checked.sizes,
+            known: checked.known,
         };
-        if let Err(refusal) = accepted {
-            let peer = request.peer;
-            tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
+        let Identity { peer, index, .. } = identity;
+        let QueueSizes { qid, entries, .. } = identity.sizes;
+        let provider = self.wires.carrier_name(&request);
+        let is_announced = request.private_data().is_some();
+        let Resources { memory, now_us, .. } = &self.resources;
+        match (self.wires).accept(identity.queue_id(), request, entries, memory, *now_us) {
+            Ok(queue) => {
+                self.accepted(identity, queue);
+                if is_announced {
+                    tracing::debug!(%peer, provider, qid, entries, "accepted");
+                } else {
+                    tracing::debug!(%peer, provider, "accepted");
+                }
+            }
+            Err(why) => {
+                self.connections.unreserve(index);
+                log_refusal(peer, is_announced, &why.into());
+            }
         }
     }
 
@@ -303,69 +299,11 @@ impl IoPath {
         }
     }
 
-    fn try_accept(
-        &mut self,
-        request: &RdmaRequest,
-        (local, peer): (SocketAddr, SocketAddr),
-        checked: &Checked,
-    ) -> Result<(), Refusal> {
-        let memory = &self.resources.memory;
-        let fabric = &mut self.fabrics[checked.fabric];
-        let device = fabric
-            .manager
-            .device(request)
-            .ok_or(RdmaError::Invalid("the request is gone"))?;
-        let port_index = fabric.port_of(&device, memory)?;
-        let port = fabric.ports[port_index]
-            .as_mut()
-            .ok_or(RdmaError::Invalid("the RDMA device is gone"))?;
-        let entries = checked.sizes.entries;
-        let response_bytes = u32::from(slots_of(entries)) * limits::CQE_BYTES;
-        port.check_room(entries, response_bytes + SPARE_BYTES, &memory.queues)?;
-        let slots = port.wire.receives().take_place();
-        let slots = slots.ok_or(Refusal::Strangers)?;
-        let mut queue = match establish(
-            &mut fabric.manager,
-            port,
-            memory,
-            request,
-            (entries, &slots),
-        ) {
-            Ok(queue) => queue,
-            Err(refusal) => {
-                port.wire.receives().give_back_place(slots);
-                return Err(refusal);
-            }
-        };
-        let id = request.id();
-        self.conn_serial += 1;
-        let identity = Identity {
-            id: conn_id(self.reactor, self.conn_serial),
-            index: self.connections.reserve(),
-            carrier: Carrier::Rdma(OnDevice {
-                fabric: checked.fabric,
-                port: port_index,
-                id,
-            }),
-            listener: checked.port,
-            local,
-            peer,
-            sizes: checked.sizes,
-            known: checked.known,
-        };
-        port.wire.add(identity.queue_id(), &mut queue);
-        self.cm_index.insert((checked.fabric, id), identity.index);
-        let (provider, qid) = (fabric.name, checked.sizes.qid);
-        self.accepted(identity, Queue::Rdma(queue), slots);
-        tracing::debug!(%peer, provider, qid, entries, "accepted");
-        Ok(())
-    }
-
     /// A connection is there, with its place among strangers.
-    pub(super) fn accepted(&mut self, identity: Identity, queue: Queue, slots: Vec<u32>) {
+    fn accepted(&mut self, identity: Identity, queue: Queue) {
         let now_us = self.resources.now_us;
         self.index_of.insert(identity.id, identity.index);
-        let connection = Connection::new(identity, queue, slots, now_us);
+        let connection = Connection::new(identity, queue, now_us);
         let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
         self.connections.put(connection);
         let Identity {
@@ -374,28 +312,18 @@ impl IoPath {
         self.unconnected.add(id, peer, known, deadline_us);
     }
 
-    fn refuse(&mut self, fabric: usize, request: Request, refusal: &Refusal) {
-        let (peer, status) = (request.peer, refusal.status());
-        match request.over {
-            Over::Rdma(_) => {
-                tracing::warn!(target: PEER_CAUSED, %peer, %status, "refused a connection: {refusal}");
-            }
-            // Nothing is told there.
-            Over::Tcp(_) => {
-                tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
-            }
-        }
-        self.fabrics[fabric].manager.refuse(request, status);
+    fn refuse(&mut self, request: Request, refusal: &Refusal) {
+        log_refusal(request.peer, request.private_data().is_some(), refusal);
+        self.wires.refuse(request, refusal.status());
     }
 
     /// The transport says that a connection is over: nothing new starts on it, and it is freed
     /// when the devices and the storage engine have given everything back.
-    fn on_ended(&mut self, fabric: usize, id: ConnectionId, cause: &str) {
-        let Some(index) = self.cm_index.remove(&(fabric, id)) else {
-            self.fabrics[fabric].manager.forget(id);
-            return;
-        };
-        self.begin_close(index, cause);
+    fn on_ended(&mut self, id: QueueId, cause: &str) {
+        if let Some(connection) = self.connections.named(id) {
+            let index = connection.identity.index;
+            self.begin_close(index, cause);
+        }
     }
 
     /// Starts to wind a connection down.
@@ -433,22 +361,16 @@ impl IoPath {
             }
             None => tracing::info!(target: PEER_CAUSED, %peer, qid, "disconnected: {cause}"),
         }
-        let Identity { id, carrier, .. } = connection.identity;
-        connection.phase = Phase::closing(self.resources.now_us, carrier);
+        let Identity { id, .. } = connection.identity;
+        let queue = connection.identity.queue_id();
+        let timeout_us = connection.transport.close_timeout_us();
+        connection.phase = Phase::closing(self.resources.now_us, timeout_us);
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
-        let how = if gives_up { End::Now } else { End::Drained };
-        connection.transport.end(how);
         self.closing.push(index);
-        match carrier {
-            Carrier::Rdma(on) => self.fabrics[on.fabric].manager.end(on.id, gives_up),
-            Carrier::Tcp => {
-                if let Some(oldest) = self.closing_sockets.add(id) {
-                    self.close_socket(oldest);
-                }
-            }
-        }
+        let how = if gives_up { End::Now } else { End::Drained };
+        self.wires.end(queue, &mut self.connections, how);
         // Fences that wait for it end here or with its last storage operation, and not with
         // `Event::Quiesced`: `fence` says why that is late enough.
         let now_us = self.resources.now_us;
@@ -456,15 +378,6 @@ impl IoPath {
             self.control.disconnecting(id, now_us);
         } else if is_queue {
             self.control.disconnected(id, now_us);
-        }
-    }
-
-    /// Closes the socket of a connection that is ending, whatever its host has not read.
-    fn close_socket(&mut self, conn: ConnId) {
-        let index = self.index_of.get(&conn).copied();
-        let connection = index.and_then(|index| self.connections.get_mut(index));
-        if let Some(queue) = connection.and_then(|connection| connection.transport.tcp()) {
-            queue.close();
         }
     }
 
@@ -513,17 +426,11 @@ impl IoPath {
                 self.free(connection);
             }
         }
-        for fabric in &mut self.fabrics {
-            fabric.drop_removed_ports();
-        }
+        self.wires.close_removed_devices();
     }
 
     fn free(&mut self, mut connection: Box<Connection>) {
-        let carrier = connection.identity.carrier;
-        match carrier {
-            Carrier::Rdma(on) => self.leave_device(&mut connection, on),
-            Carrier::Tcp => self.closing_sockets.remove(connection.identity.id),
-        }
+        connection.release_receives();
         self.index_of.remove(&connection.identity.id);
         self.fences.forget(connection.identity.id);
         let Resources {
@@ -536,49 +443,17 @@ impl IoPath {
         if let Some(charge) = connection.charge.take() {
             queue_shares.give_back(charge);
         }
-        // The queue pair must be gone before its id.
-        drop(connection);
-        if let Carrier::Rdma(on) = carrier {
-            self.cm_index.remove(&(on.fabric, on.id));
-            self.fabrics[on.fabric].manager.forget(on.id);
-        }
-    }
-
-    /// Gives back what a connection has of its device.
-    fn leave_device(&mut self, connection: &mut Connection, on: OnDevice) {
-        let Some(port) = self.fabrics[on.fabric].port(on.port) else {
-            return;
-        };
-        for (receive, buffer) in connection.parked_receives() {
-            connection.transport.post_again(receive, buffer);
-        }
-        let slots = std::mem::take(&mut connection.receive_slots);
-        if connection.has_place {
-            port.leave_place(slots, connection.completions_beside_place);
-        } else {
-            port.release(connection.identity.sizes.entries, slots);
-        }
+        // Before the buffers of its commands: until then its device may use them.
+        self.wires.release(connection.transport);
     }
 }
 
-/// Makes the queue of a request, posts the receives of its place (`slots`) and accepts.
-fn establish(
-    manager: &mut Manager,
-    port: &DevicePort,
-    memory: &Memory,
-    request: &RdmaRequest,
-    (entries, slots): (u16, &[u32]),
-) -> Result<rdma::Queue, Refusal> {
-    let responses = memory.strangers.take(limits::PLACE_RESPONSE_BYTES);
-    let acceptance = Acceptance {
-        pd: &port.pd,
-        wire: &port.wire,
-        keys: port.place_keys(memory),
-        responses: responses.ok_or(Refusal::Strangers)?,
-        receives: slots,
-        entries,
-        send_wrs: limits::send_wrs(entries),
-        pulls: limits::INITIATOR_DEPTH_MAX.min(port.device.attributes().initiator_depth_max),
-    };
-    Ok(manager.accept(request, acceptance)?)
+/// Says that a connection is refused; the host is told the status where it `is_told`.
+fn log_refusal(peer: SocketAddr, is_told: bool, refusal: &Refusal) {
+    if is_told {
+        let status = refusal.status();
+        tracing::warn!(target: PEER_CAUSED, %peer, %status, "refused a connection: {refusal}");
+    } else {
+        tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
+    }
 }

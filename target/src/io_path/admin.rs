@@ -14,7 +14,7 @@ use capstan_transport::{Capsule, HostMemory, Piece, Queue, Source, Tag};
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::phase::Phase;
-use super::{IoPath, Resources, execute, respond, tcp, waiting};
+use super::{IoPath, Resources, connect, execute, respond, waiting};
 use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
 
 /// The Connect that makes a connection a queue.
@@ -56,7 +56,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         return resources.end(connection, why);
     }
     if connection.phase.is_unconnected() {
-        tcp::announce(resources, connection, &capsule.sqe);
+        connect::announce(resources, connection, &capsule.sqe);
     }
     let Some(slot) = connection.take_slot() else {
         connection.transport.give_back(capsule.data.take());

@@ -2,22 +2,20 @@
 //! among strangers; what a queue needs is taken once its host is known to be permitted, before the
 //! response is sent.
 
+use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnectOutcome, ConnectRequest, Share};
 use capstan_transport::Memory;
-use capstan_transport::limits::CQE_BYTES;
-use capstan_transport::rdma::DevicePort;
 
 use super::accept::Refusal;
 use super::admin::Connect;
 use super::command::Command;
-use super::connection::{Carrier, Connection};
+use super::connection::Connection;
 use super::phase::Phase;
 use super::queue_shares::QueueShares;
-use super::{IoPath, Resources, discovery, respond, tcp};
-use crate::limits::{SPARE_BYTES, slots as slots_of};
+use super::{IoPath, Resources, respond};
 
 impl IoPath {
     /// Carries out the Connects whose data has arrived in this turn.
@@ -34,13 +32,6 @@ impl IoPath {
         if !connection.phase.is_unconnected() {
             return;
         }
-        let mut port = match connection.identity.carrier {
-            Carrier::Rdma(on) => match self.fabrics[on.fabric].port(on.port) {
-                Some(port) => Some(port),
-                None => return,
-            },
-            Carrier::Tcp => None,
-        };
         let (connect, mut holds) = match connection.take_command(slot) {
             Command::Connecting(connect, holds) => (*connect, holds),
             other => {
@@ -61,32 +52,22 @@ impl IoPath {
         let memory = &resources.memory;
         let queue_shares = &mut resources.queue_shares;
         let mut settle = |share| {
-            let settled = settle(
-                port.as_deref_mut(),
-                memory,
-                connection,
-                (queue_shares, share),
-            );
+            let settled = settle(memory, connection, (queue_shares, share));
             settled.map_err(|why| why.to_string())
         };
         let outcome = resources
             .control
             .with(|target| target.handle_connect(&request, &mut settle, now_us));
         let cqe = became(resources, connection, &sqe, outcome);
-        if port.is_none() && !connection.has_place {
-            // It is the page of its place, and what came in it is read.
-            drop(holds.take_receive());
+        if let Some((receive, data)) = holds.take_receive() {
+            connection.transport.give_back_connect_data(receive, data);
         }
-        connection.release_receive(&mut holds);
         holds.own.release();
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.identity.id);
-            let kept = match port {
-                _ if !connection.has_place => Ok(()),
-                Some(port) => discovery::keep_place(port, &resources.memory, connection),
-                None => tcp::keep_place(&resources.memory, connection),
-            };
-            if let Err(why) = kept {
+            if connection.transport.has_place()
+                && let Err(why) = keep_place(&resources.memory, connection)
+            {
                 return resources.end(connection, why.to_string());
             }
         }
@@ -116,7 +97,7 @@ fn became(
     match outcome {
         ConnectOutcome::AdminQueue { cqe, association } => {
             connection.phase = Phase::Admin;
-            tcp::connected(connection, sqe);
+            connected(connection, sqe);
             connection.join(association, &mut resources.shares, &resources.memory);
             cqe
         }
@@ -126,7 +107,7 @@ fn became(
             association,
         } => {
             connection.phase = Phase::Io;
-            tcp::connected(connection, sqe);
+            connected(connection, sqe);
             connection.queue = Some(*queue);
             connection.join(association, &mut resources.shares, &resources.memory);
             cqe
@@ -145,60 +126,52 @@ fn became(
     }
 }
 
+/// What its Connect says of a connection, where no connection request has announced it.
+pub(super) fn announce(resources: &Resources, connection: &mut Connection, sqe: &Sqe) {
+    if !connection.transport.is_announced() {
+        connection.identity.sizes = resources
+            .control
+            .with(|target| target.sizes_of_connect(sqe));
+    }
+}
+
+/// Its Connect is accepted: to be called before the response.
+fn connected(connection: &mut Connection, sqe: &Sqe) {
+    let flow_control = match FabricsCommand::parse(sqe) {
+        Ok(FabricsCommand::Connect(connect)) => !connect.cattr.disable_sq_flow_control(),
+        _ => true,
+    };
+    let entries = connection.identity.sizes.entries;
+    connection.transport.connected(entries, flow_control);
+}
+
 /// Gives a connection what its queue needs, if that is within its share.
 fn settle(
-    port: Option<&mut DevicePort>,
     memory: &Memory,
     connection: &mut Connection,
     (queue_shares, share): (&mut QueueShares, Share),
 ) -> Result<(), Refusal> {
-    let left = match &port {
-        Some(port) => port.wire.receives().left(&memory.queues) as usize,
-        None => tcp::left(memory),
-    };
+    let left = connection.transport.receives_left(&memory.queues);
     let who = (share, connection.identity.peer.ip());
-    let charge = queue_shares.take(who, connection.identity.sizes.entries, left)?;
-    let furnished = match port {
-        Some(port) => furnish(port, memory, connection),
-        None => tcp::furnish(memory, connection),
-    };
-    match furnished {
-        Ok(()) => {
+    let entries = connection.identity.sizes.entries;
+    let charge = queue_shares.take(who, entries, left)?;
+    match connection.transport.furnish(entries, memory) {
+        Ok(spare) => {
+            connection.settle(spare);
             connection.charge = Some(charge);
             Ok(())
         }
-        Err(refusal) => {
+        Err(why) => {
             queue_shares.give_back(charge);
-            Err(refusal)
+            Err(why.into())
         }
     }
 }
 
-/// A receive for each entry, and memory for responses.
-fn furnish(
-    port: &mut DevicePort,
-    memory: &Memory,
-    connection: &mut Connection,
-) -> Result<(), Refusal> {
+/// Makes a connection the Admin queue of a discovery controller.
+fn keep_place(memory: &Memory, connection: &mut Connection) -> Result<(), Refusal> {
     let entries = connection.identity.sizes.entries;
-    let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
-    let own_bytes = response_bytes + SPARE_BYTES;
-    let slots = port.reserve(entries, own_bytes, &memory.queues)?;
-    let take = |bytes| memory.queues.take(bytes);
-    let Some(buffers) = take(response_bytes).zip(take(SPARE_BYTES)) else {
-        port.release(entries, slots);
-        return Err(Refusal::Budget(format!(
-            "no {response_bytes} and {SPARE_BYTES} contiguous bytes are free for responses and a \
-             spare buffer"
-        )));
-    };
-    // The receives of the place are as good as those of the queue, and one of them has the Connect.
-    let slots = port.wire.receives().leave_place(slots);
-    let posted = match connection.transport.rdma() {
-        Some(queue) => queue.post_receives(&slots),
-        None => Ok(()),
-    };
-    connection.receive_slots.extend(slots);
-    connection.settle(port.keys(memory), buffers.into());
-    posted.map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))
+    let page = connection.transport.keep_place(entries, memory)?;
+    connection.settle(page);
+    Ok(())
 }

@@ -6,10 +6,7 @@ use std::sync::Arc;
 
 use capstan_memory::{Account, Buffer};
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
-use capstan_transport::limits::SQES_IN_PLACE_AT;
-use capstan_transport::manager::ConnectionId;
-use capstan_transport::rdma::Keys;
-use capstan_transport::{Queue, QueueId, Receive, Tag};
+use capstan_transport::{Queue, QueueId, Tag};
 
 use super::command::{Command, Holds, Responding};
 use super::phase::Phase;
@@ -17,30 +14,11 @@ use super::queue_shares::Charge;
 use super::stall::Progress;
 use crate::limits::{SGL_DESCRIPTORS_MAX, slots};
 
-/// What carries a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carrier {
-    /// A device of an RDMA provider.
-    Rdma(OnDevice),
-    /// A socket of the reactor's NVMe/TCP wire.
-    Tcp,
-}
-
-/// Where a connection is among those of the RDMA providers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OnDevice {
-    pub(super) fabric: usize,
-    /// Index of the device's port in the fabric.
-    pub(super) port: usize,
-    pub(super) id: ConnectionId,
-}
-
 /// What identifies a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identity {
     pub(super) id: ConnId,
     pub(super) index: usize,
-    pub(super) carrier: Carrier,
     pub(super) listener: PortId,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
@@ -60,11 +38,6 @@ impl Identity {
 /// A transport connection and the NVMe queue it carries.
 pub(super) struct Connection {
     pub(super) identity: Identity,
-    /// It has a place among strangers, as it is not (or not yet) the queue of a permitted host.
-    pub(super) has_place: bool,
-    /// The completions it may have waiting beyond those of a place, as a discovery controller's
-    /// queue.
-    pub(super) completions_beside_place: u32,
     /// Its part of the memory for queues.
     pub(super) charge: Option<Charge>,
     /// The association whose queue it is, once connected.
@@ -74,8 +47,6 @@ pub(super) struct Connection {
     pub(super) transport: Queue,
     /// Nothing can land in memory of the queue any more (`Event::Quiesced`).
     pub(super) quiesced: bool,
-    /// Receives that are this connection's own; none where they are shared.
-    pub(super) receive_slots: Vec<u32>,
     /// The data half of an I/O queue.
     pub(super) queue: Option<IoQueue>,
     /// The Disconnect command that waits for the others to be answered.
@@ -108,22 +79,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(
-        identity: Identity,
-        transport: Queue,
-        receive_slots: Vec<u32>,
-        now_us: u64,
-    ) -> Self {
+    pub(super) fn new(identity: Identity, transport: Queue, now_us: u64) -> Self {
         Self {
             identity,
-            has_place: true,
-            completions_beside_place: 0,
             charge: None,
             association: None,
             phase: Phase::accepted(now_us, identity.known),
             transport,
             quiesced: false,
-            receive_slots,
             queue: None,
             delete: None,
             commands: Vec::new(),
@@ -141,38 +104,9 @@ impl Connection {
         }
     }
 
-    /// Its host is permitted: it gets memory of its own instead of a place.
-    pub(super) fn settle(&mut self, keys: Keys, [responses, spare]: [Buffer; 2]) {
-        self.has_place = false;
-        if let Some(queue) = self.transport.rdma() {
-            queue.settle(responses, keys);
-        }
+    /// It is a queue, with this buffer of its own.
+    pub(super) fn settle(&mut self, spare: Buffer) {
         self.spare = Some(spare);
-        self.waiting
-            .reserve(usize::from(self.identity.sizes.entries));
-    }
-
-    /// As `settle`, over NVMe/TCP: the queue gets a buffer for the in-capsule data of each command.
-    pub(super) fn settle_tcp(&mut self, in_capsule: Vec<Buffer>, spare: Buffer) {
-        self.has_place = false;
-        if let Some(queue) = self.transport.tcp() {
-            queue.with(|queue| {
-                queue.drop_given();
-                in_capsule.into_iter().for_each(|buffer| queue.give(buffer));
-            });
-        }
-        self.spare = Some(spare);
-        self.waiting
-            .reserve(usize::from(self.identity.sizes.entries));
-    }
-
-    /// It is a discovery controller's: it keeps its place, and returns data through the place's
-    /// `page`. The SGL descriptors of its commands come into `lists`.
-    pub(super) fn keep_place(&mut self, page: Buffer, lists: Vec<Buffer>) {
-        self.spare = Some(page);
-        if let Some(queue) = self.transport.rdma() {
-            queue.receive_in_place(SQES_IN_PLACE_AT, lists);
-        }
         self.waiting
             .reserve(usize::from(self.identity.sizes.entries));
     }
@@ -316,9 +250,11 @@ impl Connection {
         }
     }
 
-    /// Takes the receives that commands still hold.
-    pub(super) fn parked_receives(&mut self) -> Vec<(Receive, Buffer)> {
+    /// Posts the receives again that commands still hold.
+    pub(super) fn release_receives(&mut self) {
         let held = self.commands.iter_mut().filter_map(Command::holds_mut);
-        held.filter_map(Holds::take_receive).collect()
+        for (receive, data) in held.filter_map(Holds::take_receive) {
+            self.transport.post_again(receive, data);
+        }
     }
 }

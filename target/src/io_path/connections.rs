@@ -9,7 +9,7 @@ use super::phase::Phase;
 #[derive(Default)]
 pub(super) struct Connections {
     pub(super) all: Vec<Option<Box<Connection>>>,
-    pub(super) free: Vec<usize>,
+    free: Vec<usize>,
     /// Something was sent since this was last asked whose host is to be looked after
     /// ([`super::stall`]).
     pub(super) are_to_go_on: bool,
@@ -32,6 +32,11 @@ impl Connections {
             self.all.push(None);
             self.all.len() - 1
         })
+    }
+
+    /// A reserved index is not used after all.
+    pub(super) fn unreserve(&mut self, index: usize) {
+        self.free.push(index);
     }
 
     pub(super) fn put(&mut self, connection: Connection) {

@@ -11,8 +11,8 @@ impl IoPath {
     /// Stops listening and taking in commands; those in flight have a bounded time to end.
     pub(super) fn drain(&mut self) {
         self.resources.draining = true;
-        for (fabric, listener) in std::mem::take(&mut self.listeners).into_keys() {
-            self.fabrics[fabric].manager.close(listener);
+        for listener in std::mem::take(&mut self.listeners).into_keys() {
+            self.wires.close(listener);
         }
         self.drain_deadline_us = Some(self.resources.now_us + DRAIN_TIMEOUT_US);
     }

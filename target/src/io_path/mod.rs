@@ -6,34 +6,30 @@
 //!    [`admin`], reservations in [`control`]).
 //! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
 //! 4. Data is pulled from or pushed to the host's memory by the queue's transport
-//!    ([`capstan_transport::rdma::Queue`]). What a volume has in memory goes to a host on this
+//!    ([`capstan_transport::Queue`]). What a volume has in memory goes to a host on this
 //!    machine from there, without step 3's buffer and operation.
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
-//! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue and its
-//! commands in flight), [`command`] (the states of a command, and what each has), [`transfer`]
-//! (where its data is at the host), [`tcp`] (what is different over NVMe/TCP), [`corrupt`] (data
-//! that has changed on the way), [`fence`] (what a new association waits for), [`resources`] (what
-//! every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that wait
-//! for a buffer, for room or for their turn), [`lease`] (how many buffers an association may have),
-//! [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`] (how
-//! many sockets wait for their end). One turn handles what is ready, then rings one doorbell per
+//! Beside them: [`connection`] (a queue and its commands in flight), [`command`] (the states of a
+//! command, and what each has), [`corrupt`] (data that has changed on the way), [`fence`] (what a
+//! new association waits for), [`resources`] (what every command may need), [`unanswered`]
+//! (completions of disks), [`waiting`] (commands that wait for a buffer, for room or for their
+//! turn), [`lease`] (how many buffers an association may have), [`share`] (how much a turn moves),
+//! [`stall`] (hosts that make no progress). What differs from wire to wire is behind
+//! [`capstan_transport::Wires`] and its queues. One turn handles what is ready, then rings one doorbell per
 //! connection, continues some of the commands that waited and rings for those, and enters the
 //! kernel once for storage, however many operations there are.
 
 mod accept;
 mod admin;
-mod closing;
 mod command;
 mod connect;
 mod connection;
 mod connections;
 mod control;
 mod corrupt;
-mod discovery;
 mod drain;
 mod execute;
-mod fabric;
 mod fence;
 mod lease;
 mod phase;
@@ -46,7 +42,6 @@ mod share;
 mod shutdown;
 mod stall;
 mod status;
-mod tcp;
 mod unanswered;
 mod unconnected;
 mod waiting;
@@ -58,24 +53,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Pool, Slab};
-use capstan_rdma::Beside;
-use capstan_rdma::contract::CmError;
-use capstan_rdma::direct::works_in_kernel;
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
-use capstan_transport::Memory;
-use capstan_transport::manager::{ConnectionId, ListenerId, Manager};
-use capstan_transport::tcp::wire::Wire as Sockets;
+use capstan_transport::manager::{CmError, ListenerId};
+use capstan_transport::{Memory, Wires, wires};
 use rustc_hash::FxHashMap;
 
 #[cfg(test)]
 pub(crate) use accept::Checked;
 pub(crate) use accept::Offered;
 pub(crate) use admin::LookingUp;
-use closing::ClosingSockets;
 use connections::Connections;
-use fabric::{Fabric, ports, wires};
 use fence::Fences;
 use resources::Resources;
 use shutdown::Shutdowns;
@@ -101,19 +90,15 @@ pub(crate) struct IoPath {
     reactor: usize,
     control: Arc<ControlPlane>,
     mailbox: Mailbox<Message>,
-    fabrics: Vec<Fabric>,
-    listeners: HashMap<(usize, ListenerId), Listener>,
-    /// The sockets of NVMe/TCP.
-    tcp: Sockets,
+    wires: Wires,
+    listeners: HashMap<ListenerId, Listener>,
     connections: Connections,
     index_of: HashMap<ConnId, usize>,
-    cm_index: HashMap<(usize, ConnectionId), usize>,
     conn_serial: u64,
     /// Connections that are no queue yet.
     unconnected: Unconnected,
     /// Connections that are ending.
     closing: Vec<usize>,
-    closing_sockets: ClosingSockets,
     drain_deadline_us: Option<u64>,
     looks: Looks,
     shutdown: Shutdowns,
@@ -131,12 +116,8 @@ pub(crate) struct Parts {
     pub(crate) control: Arc<ControlPlane>,
     /// Messages from other threads.
     pub(crate) mailbox: Mailbox<Message>,
-    /// One connection manager per provider, in the same order on every reactor.
-    pub(crate) managers: Vec<(&'static str, Beside)>,
-    /// The sockets of NVMe/TCP.
-    pub(crate) tcp: Sockets,
-    /// Whether queues share their receives where the device can.
-    pub(crate) shared_receive_queue: bool,
+    /// What its wires are made of.
+    pub(crate) wires: wires::Parts,
     /// The storage engine.
     pub(crate) engine: Rc<Engine>,
     /// What is exported.
@@ -149,8 +130,6 @@ pub(crate) struct Parts {
     pub(crate) strangers: Pool,
     /// How many they are.
     pub(crate) places: u64,
-    /// How many sockets of NVMe/TCP may be closing.
-    pub(crate) closing_sockets: usize,
     /// Zeroes to push, where a volume has LBAs that are known to be zero.
     pub(crate) zeroes: Option<Arc<Slab>>,
 }
@@ -161,24 +140,15 @@ impl IoPath {
             reactor,
             control,
             mailbox,
-            managers,
-            tcp,
-            shared_receive_queue,
+            wires,
             engine,
             volumes,
             data,
             queues,
             strangers,
             places,
-            closing_sockets,
             zeroes,
         } = parts;
-        let fabric = |(name, beside)| Fabric {
-            name,
-            manager: Manager::new(beside),
-            shared_receive_queue,
-            ports: Vec::new(),
-        };
         let memory = Memory {
             data,
             queues,
@@ -190,16 +160,13 @@ impl IoPath {
             reactor,
             control: Arc::clone(&control),
             mailbox,
-            fabrics: managers.into_iter().map(fabric).collect(),
+            wires: Wires::new(wires),
             listeners: HashMap::new(),
-            tcp,
             connections: Connections::default(),
             index_of: HashMap::new(),
-            cm_index: HashMap::new(),
             conn_serial: 0,
             unconnected: Unconnected::new(Places::of(places)),
             closing: Vec::new(),
-            closing_sockets: ClosingSockets::new(closing_sockets),
             drain_deadline_us: None,
             looks: Looks::default(),
             shutdown: Shutdowns::default(),
@@ -210,17 +177,17 @@ impl IoPath {
         }
     }
 
-    /// Listens at `addr` with the `fabric`th provider, and takes hosts by NVMe/RDMA there or by
+    /// Listens at `addr` with the provider of that number, and takes hosts by NVMe/RDMA there or by
     /// NVMe/TCP only. Returns the address that was bound.
     pub(crate) fn listen(
         &mut self,
-        fabric: usize,
+        provider: usize,
         addr: SocketAddr,
         port: PortId,
         rdma: bool,
     ) -> Result<SocketAddr, CmError> {
-        let (id, bound) = self.fabrics[fabric].manager.listen(addr, LISTEN_BACKLOG)?;
-        self.listeners.insert((fabric, id), Listener { port, rdma });
+        let (id, bound) = self.wires.listen(provider, addr, LISTEN_BACKLOG)?;
+        self.listeners.insert(id, Listener { port, rdma });
         Ok(bound)
     }
 
@@ -303,7 +270,7 @@ impl IoPath {
     }
 
     fn flush_wires(&mut self) {
-        for mut wire in wires(&mut self.fabrics, &mut self.tcp) {
+        for mut wire in self.wires.iter_mut() {
             wire.flush(&mut self.connections);
         }
         if std::mem::take(&mut self.connections.are_to_go_on) {
@@ -372,7 +339,7 @@ impl Turn for IoPath {
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         // The wires first: where one has completions, nothing else need be armed.
-        for mut wire in wires(&mut self.fabrics, &mut self.tcp) {
+        for mut wire in self.wires.iter_mut() {
             if wire.arm(&mut self.connections) {
                 return Armed::Ready;
             }
@@ -381,9 +348,9 @@ impl Turn for IoPath {
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
         let mut ready = self.poll_mailbox();
-        for fabric in &mut self.fabrics {
-            ready |= fabric.manager.arm();
-            fds.push(fabric.manager.fd());
+        for manager in self.wires.managers() {
+            ready |= manager.arm();
+            fds.push(manager.fd());
         }
         ready |= self.resources.engine.arm();
         fds.push(self.resources.engine.fd());
@@ -396,7 +363,7 @@ impl Turn for IoPath {
 
     fn disarm(&mut self, readable: &[bool]) {
         // A completion queue is polled in every turn anyway.
-        let wires = wires(&mut self.fabrics, &mut self.tcp).count();
+        let wires = self.wires.iter_mut().count();
         let Some(others) = readable.get(wires..) else {
             return;
         };
@@ -404,9 +371,9 @@ impl Turn for IoPath {
         let mut silent = || others.next() == Some(false);
         self.mailbox.disarm(!silent());
         let now_us = Clock.now_us();
-        for fabric in &mut self.fabrics {
+        for manager in self.wires.managers() {
             if silent() {
-                fabric.manager.stayed_silent(now_us);
+                manager.stayed_silent(now_us);
             }
         }
         if silent() {
@@ -415,10 +382,6 @@ impl Turn for IoPath {
     }
 
     fn next_deadline_us(&self) -> Option<u64> {
-        let managers = self
-            .fabrics
-            .iter()
-            .filter_map(|fabric| fabric.manager.next_deadline_us());
         let volumes = self
             .resources
             .volumes
@@ -435,22 +398,19 @@ impl Turn for IoPath {
         });
         // While draining, and while something is to be taken in, look again soon: a quiet
         // connection gives no sign of its own.
-        let fenced = ports(&self.fabrics).any(|port| port.wire.has_fences());
-        let soon = self.drain_deadline_us.is_some() || fenced;
+        let soon = self.drain_deadline_us.is_some() || self.wires.has_fences();
         let drain = soon.then(|| self.resources.now_us + 1_000);
-        managers
-            .chain(volumes)
+        volumes
             .chain(timers)
             .chain(unconnected)
             .chain(closing)
-            .chain(self.tcp.next_deadline_us())
+            .chain(self.wires.next_deadline_us())
             .chain(self.looks.at_us())
             .chain(drain)
             .min()
     }
 
     fn waits_for_kernel(&self) -> bool {
-        ports(&self.fabrics)
-            .any(|port| works_in_kernel(port.device.attributes()) && !port.wire.is_empty())
+        self.wires.wait_for_kernel()
     }
 }

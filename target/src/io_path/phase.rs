@@ -1,10 +1,6 @@
 //! How far a connection's life has come, and how long a phase that depends on the peer may last.
 
-use super::connection::Carrier;
-use crate::limits::{
-    CLOSE_TCP_TIMEOUT_US, CLOSE_TIMEOUT_US, CONNECT_TIMEOUT_US, KNOWN_CONNECT_TIMEOUT_US,
-    REFUSED_TIMEOUT_US,
-};
+use crate::limits::{CONNECT_TIMEOUT_US, KNOWN_CONNECT_TIMEOUT_US, REFUSED_TIMEOUT_US};
 
 /// The phase of a connection's life. Deadlines are on the program's clock, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +43,7 @@ impl Phase {
         Self::Refused { deadline_us }
     }
 
-    pub(super) fn closing(now_us: u64, carrier: Carrier) -> Self {
-        let timeout_us = match carrier {
-            Carrier::Rdma(_) => CLOSE_TIMEOUT_US,
-            Carrier::Tcp => CLOSE_TCP_TIMEOUT_US,
-        };
+    pub(super) fn closing(now_us: u64, timeout_us: u64) -> Self {
         let deadline_us = now_us + timeout_us;
         Self::Closing { deadline_us }
     }
@@ -139,8 +131,8 @@ mod tests {
             assert_eq!((phase.deadline_us(), phase.overdue(u64::MAX)), (None, None));
             assert!(!phase.is_unconnected());
         }
-        let phase = Phase::closing(NOW_US, Carrier::Tcp);
-        assert_eq!(phase.deadline_us(), Some(NOW_US + CLOSE_TCP_TIMEOUT_US));
+        let phase = Phase::closing(NOW_US, 1_000_000);
+        assert_eq!(phase.deadline_us(), Some(NOW_US + 1_000_000));
         assert_eq!(phase.overdue(u64::MAX), None);
         assert!(!phase.is_unconnected());
     }

@@ -5,7 +5,6 @@ use capstan_transport::{Capsule, CapsuleData, EndReason, Event, QueueId, Tag};
 
 use super::connection::Connection;
 use super::connections::Connections;
-use super::fabric::wires;
 use super::fence::Fences;
 use super::phase::Phase;
 use super::{IoPath, Resources, admin, corrupt, execute, fence, respond, waiting};
@@ -34,11 +33,10 @@ impl IoPath {
             resources,
             connections,
             fences,
-            fabrics,
-            tcp,
+            wires,
             ..
         } = self;
-        for mut wire in wires(fabrics, tcp) {
+        for mut wire in wires.iter_mut() {
             all += wire.poll(connections, resources.now_us);
             while let Some((id, event)) = wire.next_event(connections) {
                 on_event(resources, connections, fences, (id, event));

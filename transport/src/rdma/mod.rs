@@ -1,9 +1,10 @@
 //! A queue over RDMA: what a queue does, in work requests and completions of one queue pair.
 //!
-//! * What the queues on one device share with their wire: [`Shared`], and in it [`Receives`].
+//! * What the queues on one device share with their wire: `Shared`, and in it [`Receives`].
+//! * What one of them has of that: [`Holdings`].
 //! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
 //!   are under way.
-//! * The device under them, and what is left of it: [`DevicePort`].
+//! * The device under them, and what is left of it: `DevicePort`.
 //! * What happens on them: [`Wire`], which tells their completions apart.
 //! * Buffers that data is pulled into: [`Sinks`]; buffers that it is pushed from: `Sources`.
 //! * Which work request a completion is of: `WrId`.
@@ -11,12 +12,14 @@
 //! * The host's side: [`host`].
 
 mod fences;
+mod holdings;
 pub mod host;
 mod host_memory;
 mod in_place;
 mod port;
 mod queue;
 mod receives;
+mod registered;
 mod responses;
 mod room;
 mod shared;
@@ -25,10 +28,11 @@ mod sources;
 mod wire;
 mod wr_id;
 
+pub use holdings::Holdings;
 pub use host_memory::host_memory;
-pub use port::DevicePort;
+pub(crate) use port::{DevicePort, Place};
+pub(crate) use queue::not_posted;
 pub use queue::{Keys, Queue, Zeroes};
 pub use receives::Receives;
-pub use shared::Shared;
 pub use sinks::Sinks;
 pub use wire::Wire;

@@ -1,43 +1,38 @@
-//! A device of a reactor: what all its queues share, the protection domain, the completion queue,
-//! the registered slabs and the receives.
+//! A device of a reactor: what all its queues share, the completion queue, the registered slabs and
+//! the receives.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
-use capstan_memory::Pool;
-use capstan_rdma::contract::{
-    Access, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
-};
-use capstan_rdma::direct::register_zeroes;
+use capstan_memory::Buffer;
+use capstan_rdma::contract::{Device, DeviceAttributes, ProtectionDomain};
+use capstan_rdma::direct::works_in_kernel;
 
-use super::queue::{Keys, Zeroes};
+use super::holdings::Holdings;
+use super::queue::{Keys, own_bytes};
 use super::receives::Receives;
-use super::room::{Depths, Room};
-use super::sinks::Sinks;
+use super::registered::Registered;
+use super::room::Depths;
 use super::wire::Wire;
 use crate::limits::{
-    IN_CAPSULE_BYTES, SQE_BYTES, STRANGER_COMPLETIONS, completions, discovery_completions, send_wrs,
+    IN_CAPSULE_BYTES, INITIATOR_DEPTH_MAX, PLACE_RESPONSE_BYTES, SQE_BYTES, STRANGER_COMPLETIONS,
+    send_wrs,
 };
 use crate::resources::{Memory, NoResources};
 
-/// One device of a fabric, opened when its first connection arrives. Dropped in the order of its
+/// One device of a provider, opened when its first connection arrives. Dropped in the order of its
 /// fields, once its connections are gone: first what the device writes with, then the memory.
-pub struct DevicePort {
-    /// The device itself.
-    pub device: Rc<dyn Device>,
-    /// The protection domain of everything on it.
-    pub pd: Rc<dyn ProtectionDomain>,
-    /// What happens on its queues.
-    pub wire: Wire,
-    /// Entries of the completion queue that connections may need.
-    completions: Room,
-    /// The slab of data buffers, the slab of receives and responses, and that of connections that
-    /// are no queue yet, each registered once.
-    data: Rc<dyn MemoryRegion>,
-    queues: Rc<dyn MemoryRegion>,
-    strangers: Rc<dyn MemoryRegion>,
-    /// The zeroes, which nothing may write.
-    zeroes: Option<Rc<dyn MemoryRegion>>,
+pub(crate) struct DevicePort {
+    pub(crate) wire: Wire,
+    registered: Rc<Registered>,
+    device: Rc<dyn Device>,
+}
+
+/// What a connection has that is no queue yet.
+pub(crate) struct Place {
+    pub(crate) holdings: Holdings,
+    /// Memory for its response.
+    pub(crate) responses: Buffer,
+    pub(crate) keys: Keys,
 }
 
 impl DevicePort {
@@ -46,28 +41,13 @@ impl DevicePort {
     ///
     /// # Errors
     /// The device does not do it, or has too little for one place.
-    pub fn open(
-        device: &Rc<dyn Device>,
+    pub(crate) fn open(
+        device: Rc<dyn Device>,
         memory: &Memory,
         shared: bool,
     ) -> Result<Self, NoResources> {
         let attributes = device.attributes();
-        let pd = device.allocate_pd()?;
-        if attributes.read_sink_needs_remote_write {
-            let device = &attributes.name;
-            tracing::info!(
-                device,
-                "the sinks of RDMA READs must be open to the host on this device: each is \
-                 registered for the time of its READ"
-            );
-        }
-        let register = |slab, access| pd.register(slab, 0, slab.len_bytes(), access);
-        let data = register(memory.data.slab(), Access::LOCAL_WRITE)?;
-        let queues = register(memory.queues.slab(), Access::LOCAL_WRITE)?;
-        let strangers = register(memory.strangers.slab(), Access::LOCAL_WRITE)?;
-        let zeroes = memory.zeroes.as_ref();
-        let zeroes = zeroes.map(|slab| register_zeroes(&pd, slab));
-        let zeroes = zeroes.transpose()?;
+        let registered = Registered::new(&*device, memory)?;
         // No more than the whole slab could serve.
         let affordable = memory.queues.slab().len_bytes() / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;
         let affordable = u32::try_from(affordable).unwrap_or(u32::MAX);
@@ -75,79 +55,58 @@ impl DevicePort {
         let depths = Depths::new(attributes, affordable, shared);
         let cq = device.create_cq(depths.completions)?;
         let srq = shared
-            .then(|| pd.create_srq(depths.receives, 2))
+            .then(|| registered.pd().create_srq(depths.receives, 2))
             .transpose()?;
         let places = depths.places(memory.places);
-        let lkey = queues.lkey();
+        let (_, lkey) = registered.keys().queues;
         let receives = Receives::new(srq, depths.receives, lkey, &memory.queues, places)?;
-        let mut room = Room::new("completions", depths.completions);
-        room.take(places * STRANGER_COMPLETIONS)?;
+        let wire = Wire::new(cq, depths.completions, receives);
+        (wire.shared().completions()).take(places * STRANGER_COMPLETIONS)?;
         Ok(Self {
-            device: Rc::clone(device),
-            pd,
-            wire: Wire::new(cq, depths.completions, receives),
-            completions: room,
-            data,
-            queues,
-            strangers,
-            zeroes,
+            wire,
+            registered: Rc::new(registered),
+            device,
         })
     }
 
-    /// Keys of the memory of its queues.
-    #[must_use]
-    pub fn keys(&self, memory: &Memory) -> Keys {
-        Keys {
-            data: self.data.lkey(),
-            sinks: self.sinks([&memory.data, &memory.queues]),
-            queues: (memory.queues.slab().id(), self.queues.lkey()),
-            zeroes: self
-                .zeroes
-                .as_ref()
-                .zip(memory.zeroes.as_ref())
-                .map(|(region, slab)| Zeroes {
-                    slab: Arc::clone(slab),
-                    sge: Sge {
-                        addr: region.addr(),
-                        len_bytes: u32::try_from(slab.len_bytes()).unwrap_or(u32::MAX),
-                        lkey: region.lkey(),
-                    },
-                }),
-        }
+    /// Whether it is that of `device`.
+    pub(crate) fn is_of(&self, device: &Rc<dyn Device>) -> bool {
+        Rc::ptr_eq(&self.device, device)
     }
 
-    /// Keys of the memory of its connections that are no queue yet.
-    #[must_use]
-    pub fn place_keys(&self, memory: &Memory) -> Keys {
-        Keys {
-            data: self.strangers.lkey(),
-            sinks: self.sinks([&memory.strangers; 2]),
-            queues: (memory.strangers.slab().id(), self.strangers.lkey()),
-            zeroes: None,
-        }
+    /// The protection domain of its queue pairs.
+    pub(crate) fn pd(&self) -> &Rc<dyn ProtectionDomain> {
+        self.registered.pd()
     }
 
-    /// How its connections pull data into buffers of these pools.
-    fn sinks(&self, pools: [&Pool; 2]) -> Sinks {
-        if self.device.attributes().read_sink_needs_remote_write {
-            let slabs = pools.map(|pool| Arc::clone(pool.slab()));
-            Sinks::Open(Rc::clone(&self.pd), slabs)
-        } else {
-            Sinks::Closed
-        }
+    /// RDMA READs that one of its queue pairs may have outstanding.
+    pub(crate) fn pulls_max(&self) -> u8 {
+        INITIATOR_DEPTH_MAX.min(self.device.attributes().initiator_depth_max)
     }
 
-    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: a request for a queue
-    /// that would not fit is refused at once, and a host that is not known yet holds nothing.
+    /// Whether its work is done in the kernel, and there may be some.
+    pub(crate) fn waits_for_kernel(&self) -> bool {
+        works_in_kernel(self.device.attributes()) && !self.wire.is_empty()
+    }
+
+    /// Whether it can be closed: its device was removed, and its connections are gone. The log says
+    /// so.
+    pub(crate) fn is_over(&self) -> bool {
+        let is_over = self.device.is_removed() && self.wire.is_empty();
+        if is_over {
+            let device = &self.device.attributes().name;
+            tracing::info!(device, "closed the RDMA device that was removed");
+        }
+        is_over
+    }
+
+    /// Takes a place for a connection that is to become a queue of `entries`, if there is room for
+    /// such a queue now. Of that nothing is taken: a request for a queue that would not fit is
+    /// refused at once, and a host that is not known yet holds nothing.
     ///
     /// # Errors
     /// What is missing.
-    pub fn check_room(
-        &self,
-        entries: u16,
-        extra_bytes: u32,
-        pool: &Pool,
-    ) -> Result<(), NoResources> {
+    pub(crate) fn take_place(&self, entries: u16, memory: &Memory) -> Result<Place, NoResources> {
         let (wanted, most) = (send_wrs(entries), self.device.attributes().qp_wr_max);
         if wanted > most {
             return Err(NoResources::Device(format!(
@@ -155,64 +114,15 @@ impl DevicePort {
                  device takes {most}"
             )));
         }
-        // Memory first: that is what an operator can give more of.
-        let receives = self.wire.receives();
-        receives.missing(entries.into(), extra_bytes, pool)?;
-        self.completions.check(completions(entries))
-    }
-
-    /// Makes sure that everything a queue of `entries` can have outstanding fits the device and the
-    /// memory beside what has been promised to others, and that `extra_bytes` of memory are left
-    /// after that. Returns the receives that the queue keeps and posts itself; none with a shared
-    /// queue. [`DevicePort::release`] gives everything back.
-    ///
-    /// # Errors
-    /// What is missing, or the device does not make a receive.
-    pub fn reserve(
-        &mut self,
-        entries: u16,
-        extra_bytes: u32,
-        pool: &Pool,
-    ) -> Result<Vec<u32>, NoResources> {
-        self.check_room(entries, extra_bytes, pool)?;
-        let reserved = (self.wire.receives()).reserve(entries.into(), extra_bytes, pool);
-        let slots = reserved?;
-        match self.completions.take(completions(entries)) {
-            Ok(()) => Ok(slots),
-            Err(refusal) => {
-                self.wire.receives().release(entries, slots);
-                Err(refusal)
-            }
-        }
-    }
-
-    /// Promises the completions that a discovery controller's queue of `entries` can have waiting
-    /// beyond those of its place; returns how many.
-    ///
-    /// # Errors
-    /// There are not as many left.
-    pub fn keep_place(&mut self, entries: u16) -> Result<u32, NoResources> {
-        let completions = discovery_completions(entries);
-        self.completions.take(completions)?;
-        Ok(completions)
-    }
-
-    /// Completions that are promised to nobody.
-    #[must_use]
-    pub fn completions_left(&self) -> u32 {
-        self.completions.left()
-    }
-
-    /// A connection with a place is gone, with what it had beside that.
-    pub fn leave_place(&mut self, slots: Vec<u32>, completions: u32) {
-        self.completions.give_back(completions);
-        self.wire.receives().give_back_place(slots);
-    }
-
-    /// A queue of `entries` with these receives is gone, or was never made.
-    pub fn release(&mut self, entries: u16, receive_slots: Vec<u32>) {
-        self.completions.give_back(completions(entries));
-        self.wire.receives().release(entries, receive_slots);
+        let shared = self.wire.shared();
+        Holdings::check(shared, entries, own_bytes(entries), &memory.queues)?;
+        let holdings = Holdings::place(shared, &self.registered)?;
+        let responses = memory.strangers.take(PLACE_RESPONSE_BYTES);
+        Ok(Place {
+            holdings,
+            responses: responses.ok_or(NoResources::Places)?,
+            keys: self.registered.place_keys(),
+        })
     }
 }
 
@@ -235,19 +145,19 @@ fn shares_receives(attributes: &DeviceAttributes, wanted: bool) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+pub(super) mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-    use capstan_memory::{PAGE_BYTES, Pages};
+    use capstan_memory::{PAGE_BYTES, Pages, Pool};
     use capstan_rdma::contract::{CmEvent, ConnectionManager};
     use capstan_rdma::loopback::{Network, attributes};
 
     use super::*;
 
-    pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    pub(in super::super) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
     /// Memory with two places, of two receives each.
-    pub(crate) fn memory() -> Memory {
+    pub(in super::super) fn memory() -> Memory {
         let pool = |bytes| Pool::new(bytes, Pages::Ordinary).unwrap();
         Memory {
             data: pool(4 << 20),
@@ -259,7 +169,7 @@ pub(crate) mod tests {
     }
 
     /// The next event of one of two ends of a network.
-    pub(crate) fn next(network: &Network, cm: &mut dyn ConnectionManager) -> CmEvent {
+    pub(in super::super) fn next(network: &Network, cm: &mut dyn ConnectionManager) -> CmEvent {
         loop {
             if let Some(event) = cm.poll(network.now_us()) {
                 return event;
@@ -277,74 +187,76 @@ pub(crate) mod tests {
         next(&network, &mut cm);
         let memory = memory();
         let device = cm.device(id).unwrap();
-        (DevicePort::open(&device, &memory, true).unwrap(), memory)
+        (DevicePort::open(device, &memory, true).unwrap(), memory)
     }
 
-    fn refusal(port: &mut DevicePort, entries: u16, memory: &Memory) -> String {
-        let refused = port.reserve(entries, 0, &memory.queues);
-        refused.expect_err("there is no room").to_string()
+    fn refusal<T>(refused: Result<T, NoResources>) -> String {
+        refused.err().expect("there is no room").to_string()
     }
 
     #[test]
     fn what_the_completion_queue_does_not_hold_is_refused_until_there_is_room() {
         // 32 receives and 158 work requests of one queue, and 19 for each of two places.
-        let (mut port, memory) = port(DeviceAttributes {
+        let (port, memory) = port(DeviceAttributes {
             cqe_max: 238,
             ..attributes()
         });
-        port.reserve(32, 0, &memory.queues).unwrap();
-        let refused = refusal(&mut port, 32, &memory);
+        let held = port.wire.reserve(32, &memory.queues).unwrap();
+        let refused = refusal(port.wire.reserve(32, &memory.queues));
         assert!(
             refused.contains("190 completions waiting, 10 of the device's 238"),
             "{refused}"
         );
-        port.release(32, Vec::new());
-        port.reserve(32, 0, &memory.queues).unwrap();
+        drop(held);
+        port.wire.reserve(32, &memory.queues).unwrap();
     }
 
     #[test]
     fn a_queue_refused_for_memory_leaves_its_completions_to_others() {
-        let (mut port, memory) = port(DeviceAttributes {
+        let (port, memory) = port(DeviceAttributes {
             cqe_max: 238,
             ..attributes()
         });
-        let refused = port.reserve(32, 5 << 20, &memory.queues);
-        assert!(
-            matches!(refused, Err(NoResources::Memory(_))),
-            "{refused:?}"
-        );
-        port.reserve(32, 0, &memory.queues).unwrap();
+        let refused = Holdings::queue(port.wire.shared(), 32, 5 << 20, &memory.queues);
+        assert!(matches!(refused, Err(NoResources::Memory(_))));
+        port.wire.reserve(32, &memory.queues).unwrap();
     }
 
     #[test]
     fn a_queue_deeper_than_the_devices_queue_pairs_is_refused() {
-        let (mut port, memory) = port(DeviceAttributes {
+        let (port, memory) = port(DeviceAttributes {
             qp_wr_max: 200,
             ..attributes()
         });
-        let refused = refusal(&mut port, 64, &memory);
+        let refused = refusal(port.take_place(64, &memory));
         assert!(
             refused.contains("64 entries needs 286 work requests"),
             "{refused}"
         );
-        port.reserve(32, 0, &memory.queues).unwrap();
+        port.take_place(32, &memory).unwrap();
     }
 
     #[test]
     fn a_connection_that_is_no_queue_yet_takes_nothing_of_those_who_are() {
-        let (mut port, memory) = port(attributes());
+        let (port, memory) = port(attributes());
         let before = memory.queues.free_bytes();
-        for _ in 0..2 {
-            let slots = port.wire.receives().take_place().expect("two places");
-            assert!(slots.is_empty(), "they are shared");
+        let left = port.wire.shared().completions().left();
+        let mut places = [0; 2].map(|_| port.take_place(32, &memory).expect("two places"));
+        for place in &places {
+            assert!(place.holdings.receives().is_empty(), "they are shared");
         }
-        assert_eq!(port.wire.receives().take_place(), None);
+        let refused = port.take_place(32, &memory);
+        assert!(matches!(refused, Err(NoResources::Places)));
         assert_eq!(memory.queues.free_bytes(), before);
+        assert_eq!(port.wire.shared().completions().left(), left);
         // It becomes a queue: it has what it needs, and another one its place.
-        let slots = port.reserve(32, 0, &memory.queues).unwrap();
-        port.wire.receives().leave_place(slots);
+        let reserved = port.wire.reserve(32, &memory.queues).unwrap();
         assert!(memory.queues.free_bytes() < before);
-        assert!(port.wire.receives().take_place().is_some());
-        port.wire.receives().give_back_place(Vec::new());
+        let [first, _] = &mut places;
+        assert!(first.holdings.leave_place(reserved).is_empty());
+        assert!(!first.holdings.is_place());
+        assert!(port.take_place(32, &memory).is_ok());
+        drop(places);
+        assert_eq!(port.wire.shared().completions().left(), left);
     }
 }

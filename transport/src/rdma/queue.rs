@@ -1,9 +1,9 @@
 //! One queue of the controller's side: its queue pair, and what is under way on it.
 
 mod data;
+mod furnish;
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Buffer, RawBytes, Slab, SlabId};
@@ -15,6 +15,7 @@ use capstan_rdma::contract::{
 use capstan_rdma::direct::ZERO_COPY_HEAD_BYTES_MAX;
 use zerocopy::IntoBytes;
 
+use super::holdings::Holdings;
 use super::in_place::InPlaceReceives;
 use super::responses::Responses;
 use super::shared::Shared;
@@ -22,8 +23,12 @@ use super::sinks::{Sink, Sinks};
 use super::sources::Sources;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed, Receive};
-use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
+use crate::limits::{CQE_BYTES, SQE_BYTES};
+use crate::manager::ConnectionId;
 use crate::queue::{EndReason, Event, FenceNumber, QueueId, Responded, Tag};
+
+pub(crate) use furnish::not_posted;
+pub(super) use furnish::own_bytes;
 
 const _: () = assert!(SQE_BYTES as usize <= ZERO_COPY_HEAD_BYTES_MAX);
 
@@ -75,7 +80,6 @@ pub struct Queue {
     /// Sources of the pushes under way.
     sources: Sources,
     keys: Keys,
-    shared: Rc<Shared>,
     /// One response capsule per tag.
     responses: Buffer,
     in_place: InPlaceReceives,
@@ -90,10 +94,14 @@ pub struct Queue {
     unflushed: u32,
     /// What its wire calls it.
     id: Option<QueueId>,
+    /// What its connection manager calls the connection.
+    connection: Option<ConnectionId>,
     /// It is among the queues that are to be flushed.
     is_unflushed: bool,
     /// It is among the queues that are to tell of room.
     is_full: bool,
+    /// Dropped last: what it has goes to other queues when its queue pair is gone.
+    holdings: Holdings,
 }
 
 /// How far a queue has come.
@@ -110,15 +118,14 @@ enum Life {
 }
 
 impl Queue {
-    /// A queue over `qp`, with a buffer for its response capsules, of the wire that has `shared`.
+    /// A queue over `qp`, with a buffer for its response capsules, and what it has of its device.
     #[must_use]
-    pub fn new(qp: Pair, responses: Buffer, keys: Keys, shared: Rc<Shared>) -> Self {
+    pub fn new(qp: Pair, responses: Buffer, keys: Keys, holdings: Holdings) -> Self {
         Self {
             qp,
             sinks: VecDeque::new(),
             sources: Sources::default(),
             keys,
-            shared,
             responses,
             in_place: InPlaceReceives::default(),
             outstanding: Responses::default(),
@@ -127,8 +134,10 @@ impl Queue {
             sends_outstanding: 0,
             unflushed: 0,
             id: None,
+            connection: None,
             is_unflushed: false,
             is_full: false,
+            holdings,
         }
     }
 
@@ -137,10 +146,16 @@ impl Queue {
         self.id = Some(id);
     }
 
-    /// Replaces the memory of its responses and data; call it while no response is outstanding.
-    pub fn settle(&mut self, responses: Buffer, keys: Keys) {
-        self.responses = responses;
-        self.keys = keys;
+    /// What it shares with its wire.
+    #[inline]
+    fn shared(&self) -> &Shared {
+        self.holdings.shared()
+    }
+
+    /// What its connection manager calls the connection, which it has accepted.
+    #[must_use]
+    pub(crate) fn connection(&self) -> Option<ConnectionId> {
+        self.connection
     }
 
     /// The number of its queue pair.
@@ -148,60 +163,15 @@ impl Queue {
         self.qp.num()
     }
 
-    /// The connection is accepted: capsules may stay where they arrive from now on.
+    /// Its connection is accepted: capsules may stay where they arrive from now on.
     pub fn accepted(&mut self) {
         self.qp.enable_zero_copy_receive(SQE_BYTES);
     }
 
-    /// Posts receives that are its own.
-    ///
-    /// # Errors
-    /// As [`QueuePair::post_recv`].
-    pub fn post_receives(&mut self, slots: &[u32]) -> Result<(), PostError> {
-        self.shared.receives().post_own(slots, &mut self.qp)
-    }
-
-    /// Its memory for responses has room for SQEs from `sqes_at_bytes` on, and `lists` for the SGL
-    /// descriptors behind each: [`Queue::post_in_place`] posts receives there.
-    pub fn receive_in_place(&mut self, sqes_at_bytes: u32, lists: Vec<Buffer>) {
-        self.in_place = InPlaceReceives::new(sqes_at_bytes, lists);
-    }
-
-    /// Posts the receive of the `at`th SQE and of the list of SGL descriptors behind it.
-    ///
-    /// # Errors
-    /// As [`QueuePair::post_recv`].
-    pub fn post_in_place(&mut self, at: u16) -> Result<(), PostError> {
-        let (_, lkey) = self.keys.queues;
-        let sge = |addr, len_bytes| Sge {
-            addr,
-            len_bytes,
-            lkey,
-        };
-        let sqe_at = self.in_place.sqe_at(at);
-        let sqe = sge(self.responses.addr() + sqe_at as u64, SQE_BYTES);
-        let wr_id = WrId::RecvInPlace(at).encode();
-        let Some((page, offset)) = self.in_place.list(at) else {
-            return self.qp.post_recv(wr_id, &[sqe]);
-        };
-        let list = sge(page.addr() + offset as u64, SGL_LIST_BYTES);
-        self.qp.post_recv(wr_id, &[sqe, list])
-    }
-
-    /// Copies out what has arrived in the receive that [`Queue::post_in_place`] posted: the SQE,
-    /// and `list_bytes` of the descriptors behind it, at most the longest list.
-    pub(super) fn take_in_place(
-        &self,
-        at: u16,
-        list_bytes: u32,
-    ) -> ([u8; SQE_BYTES as usize], Box<[u8]>) {
-        let mut sqe = [0; SQE_BYTES as usize];
-        self.responses.copy_to(self.in_place.sqe_at(at), &mut sqe);
-        let mut list = vec![0; list_bytes.min(SGL_LIST_BYTES) as usize];
-        if let Some((page, offset)) = self.in_place.list(at) {
-            page.copy_to(offset, &mut list);
-        }
-        (sqe, list.into())
+    /// As [`Queue::accepted`], by a manager that calls the connection `connection`.
+    pub(crate) fn accepted_as(&mut self, connection: ConnectionId) {
+        self.connection = Some(connection);
+        self.accepted();
     }
 
     /// The SQE of a capsule that has come and took no receive; `None` when the queue has ended.
@@ -217,7 +187,7 @@ impl Queue {
         slot: u32,
         has_data: bool,
     ) -> ([u8; SQE_BYTES as usize], Option<Buffer>) {
-        let mut receives = self.shared.receives();
+        let mut receives = self.holdings.shared().receives();
         let sqe = receives.sqe(slot);
         if has_data {
             return (sqe, receives.take_data(slot));
@@ -249,7 +219,7 @@ impl Queue {
             return None;
         };
         Some(Landed {
-            buffer: self.shared.receives().take_data(receive)?,
+            buffer: self.shared().receives().take_data(receive)?,
             offset_bytes: data.offset_bytes,
             len_bytes: data.len_bytes,
             receive: Receive(Some(receive)),
@@ -274,7 +244,7 @@ impl Queue {
         let Receive(Some(receive)) = receive else {
             return;
         };
-        let mut receives = self.shared.receives();
+        let mut receives = self.holdings.shared().receives();
         if self.has_ended() {
             receives.post_again(receive, buffer, None);
         } else {
@@ -446,7 +416,7 @@ impl Queue {
     /// Leaves an event for its user with the wire.
     fn tell(&self, event: Event) {
         let event = self.id.map(|id| (id, event));
-        self.shared.ready().extend(event);
+        self.shared().ready().extend(event);
     }
 
     /// Its user ends it now, or has ended its connection: it takes nothing more. [`Event::Ended`]
@@ -479,7 +449,7 @@ impl Queue {
     pub fn fence(&mut self, number: FenceNumber) {
         let mark = self.arrived();
         if let Some(id) = self.id {
-            self.shared.fences().set(id, number, mark);
+            self.shared().fences().set(id, number, mark);
         }
     }
 
@@ -557,7 +527,7 @@ impl Queue {
     fn is_to_be_flushed(&mut self) {
         if !self.is_unflushed {
             self.is_unflushed = true;
-            self.shared.unflushed().extend(self.id);
+            self.shared().unflushed().extend(self.id);
         }
     }
 
@@ -567,7 +537,7 @@ impl Queue {
     fn wait_for_room(&mut self) {
         if !self.is_full {
             self.is_full = true;
-            self.shared.full().extend(self.id);
+            self.shared().full().extend(self.id);
         }
         self.is_to_be_flushed();
     }
@@ -595,7 +565,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.shared.forget(id, self.qp.num());
+            self.shared().forget(id, self.qp.num());
         }
     }
 }

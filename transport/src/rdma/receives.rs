@@ -70,7 +70,7 @@ impl Receives {
 
     /// Takes a place for a connection that is no queue yet. Returns the slots that it posts itself,
     /// none with a shared queue; `None` when there is no place.
-    pub fn take_place(&mut self) -> Option<Vec<u32>> {
+    pub(super) fn take_place(&mut self) -> Option<Vec<u32>> {
         self.places = self.places.checked_sub(1)?;
         let left = self
             .place_slots
@@ -80,22 +80,13 @@ impl Receives {
     }
 
     /// A connection that was no queue is gone.
-    pub fn give_back_place(&mut self, slots: Vec<u32>) {
+    pub(super) fn give_back_place(&mut self, slots: Vec<u32>) {
         self.places += 1;
         self.place_slots.extend(slots);
     }
 
-    /// A connection is a queue now, which has reserved `slots`. It keeps the receives of its place,
-    /// one of which has its Connect, and as many of the others go to the place. Returns those that
-    /// are to be posted.
-    pub fn leave_place(&mut self, mut slots: Vec<u32>) -> Vec<u32> {
-        let kept = slots.len().saturating_sub(STRANGER_RECEIVES as usize);
-        self.give_back_place(slots.split_off(kept));
-        slots
-    }
-
     /// Whether all queues take their receives from a shared one.
-    pub fn are_shared(&self) -> bool {
+    pub(super) fn are_shared(&self) -> bool {
         self.srq.is_some()
     }
 
@@ -110,7 +101,7 @@ impl Receives {
     /// Makes sure that there is a receive for every entry of one more queue, so that a host always
     /// finds one, and that `extra_bytes` are left after that. Returns the slots that the queue
     /// keeps and posts itself; none with a shared queue.
-    pub fn reserve(
+    pub(super) fn reserve(
         &mut self,
         entries: u32,
         extra_bytes: u32,
@@ -144,7 +135,7 @@ impl Receives {
     }
 
     /// How many receives there are for more queues.
-    pub fn left(&self, pool: &Pool) -> u32 {
+    pub(super) fn left(&self, pool: &Pool) -> u32 {
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         let free = u32::try_from(pool.free_bytes()).unwrap_or(u32::MAX) / IN_CAPSULE_BYTES;
         let room = self.depth.saturating_sub(self.promised);
@@ -153,7 +144,12 @@ impl Receives {
 
     /// How many receives one more queue of `entries` is short of, when there is room for them and
     /// `extra_bytes`.
-    pub fn missing(&self, entries: u32, extra_bytes: u32, pool: &Pool) -> Result<u32, NoResources> {
+    pub(super) fn missing(
+        &self,
+        entries: u32,
+        extra_bytes: u32,
+        pool: &Pool,
+    ) -> Result<u32, NoResources> {
         let wanted = self.promised + entries;
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         let missing = wanted.saturating_sub(slots);
@@ -175,25 +171,29 @@ impl Receives {
     }
 
     /// A queue of `entries` is gone or was never made; its receives serve the next one.
-    pub fn release(&mut self, entries: u16, slots: Vec<u32>) {
+    pub(super) fn release(&mut self, entries: u16, slots: Vec<u32>) {
         self.promised = self.promised.saturating_sub(u32::from(entries));
         self.free.extend(slots);
     }
 
     /// Copies the SQE of a filled receive out of memory the host can no longer reach.
-    pub fn sqe(&self, slot: u32) -> [u8; SQE_BYTES as usize] {
+    pub(super) fn sqe(&self, slot: u32) -> [u8; SQE_BYTES as usize] {
         let mut sqe = [0; SQE_BYTES as usize];
         self.sqes.copy_to((slot * SQE_BYTES) as usize, &mut sqe);
         sqe
     }
 
     /// Takes the in-capsule data of a filled receive; the slot is unused until it is posted again.
-    pub fn take_data(&mut self, slot: u32) -> Option<Buffer> {
+    pub(super) fn take_data(&mut self, slot: u32) -> Option<Buffer> {
         self.data.get_mut(slot as usize)?.take()
     }
 
     /// Posts a slot again with the data buffer it still has; see [`Receives::post`].
-    pub fn repost(&mut self, slot: u32, qp: Option<&mut dyn QueuePair>) -> Result<(), PostError> {
+    pub(super) fn repost(
+        &mut self,
+        slot: u32,
+        qp: Option<&mut dyn QueuePair>,
+    ) -> Result<(), PostError> {
         match self.take_data(slot) {
             Some(buffer) => self.post(slot, buffer, qp),
             None => Ok(()),
@@ -201,7 +201,7 @@ impl Receives {
     }
 
     /// As [`Receives::post`], for a slot that was posted before: a failure loses it.
-    pub fn post_again(&mut self, slot: u32, buffer: Buffer, qp: Option<&mut dyn QueuePair>) {
+    pub(super) fn post_again(&mut self, slot: u32, buffer: Buffer, qp: Option<&mut dyn QueuePair>) {
         if let Err(error) = self.post(slot, buffer, qp) {
             tracing::error!(slot, "a receive could not be posted again: {error}");
         }
@@ -209,7 +209,7 @@ impl Receives {
 
     /// Posts a slot with `buffer` for its in-capsule data: on the shared queue, or else on that of
     /// `qp`. Without either it stays unposted: its queue is ending.
-    pub fn post(
+    pub(super) fn post(
         &mut self,
         slot: u32,
         buffer: Buffer,
@@ -240,7 +240,11 @@ impl Receives {
     }
 
     /// Posts the slots that a new queue keeps.
-    pub fn post_own(&mut self, slots: &[u32], qp: &mut dyn QueuePair) -> Result<(), PostError> {
+    pub(super) fn post_own(
+        &mut self,
+        slots: &[u32],
+        qp: &mut dyn QueuePair,
+    ) -> Result<(), PostError> {
         slots
             .iter()
             .try_for_each(|&slot| self.repost(slot, Some(&mut *qp)))

@@ -78,7 +78,7 @@ impl Room {
     }
 
     pub(super) fn check(&self, count: u32) -> Result<(), NoResources> {
-        let left = self.has.saturating_sub(self.promised);
+        let left = self.left();
         if count > left {
             let Self { what, has, .. } = self;
             return Err(NoResources::Device(format!(
@@ -89,7 +89,7 @@ impl Room {
     }
 
     pub(super) fn left(&self) -> u32 {
-        self.has - self.promised
+        self.has.saturating_sub(self.promised)
     }
 
     pub(super) fn give_back(&mut self, count: u32) {

@@ -8,12 +8,15 @@ use rustc_hash::FxHashMap;
 
 use super::fences::Fences;
 use super::receives::Receives;
+use super::room::Room;
 use crate::queue::{Event, QueueId};
 
 /// What the queues on one device share with their wire.
-pub struct Shared {
+pub(super) struct Shared {
     /// The receives of all queues on the device.
     receives: RefCell<Receives>,
+    /// Entries of the completion queue that queues may need.
+    completions: RefCell<Room>,
     // The keys are numbers of this program or of a device: no peer can choose them so that they
     // collide.
     queue_of: RefCell<FxHashMap<QpNum, QueueId>>,
@@ -31,6 +34,7 @@ impl Shared {
     pub(super) fn new(receives: Receives, depth: u32) -> Self {
         Self {
             receives: RefCell::new(receives),
+            completions: RefCell::new(Room::new("completions", depth)),
             queue_of: RefCell::default(),
             ready: RefCell::default(),
             fences: RefCell::new(Fences::new(depth)),
@@ -42,6 +46,11 @@ impl Shared {
     /// The receives.
     pub(super) fn receives(&self) -> RefMut<'_, Receives> {
         self.receives.borrow_mut()
+    }
+
+    /// Entries of the completion queue that queues may need.
+    pub(super) fn completions(&self) -> RefMut<'_, Room> {
+        self.completions.borrow_mut()
     }
 
     /// What the wire calls the queue of each queue pair.

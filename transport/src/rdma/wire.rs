@@ -4,10 +4,12 @@ use std::cell::RefMut;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
+use capstan_memory::Pool;
 use capstan_nvme_proto::text::Count;
 use capstan_rdma::contract::{CompletionQueue, QpNum, WcStatus, WorkCompletion};
 use capstan_rdma::direct::WC_ZERO_COPY;
 
+use super::holdings::Holdings;
 use super::queue::Queue;
 use super::receives::Receives;
 use super::shared::Shared;
@@ -15,6 +17,7 @@ use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed, Receive};
 use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
 use crate::queue::{Capsule, EndReason, Event, Pulled, QueueId, Queues, Tag};
+use crate::resources::NoResources;
 
 /// The queues on one device share a completion queue and receives.
 pub struct Wire {
@@ -61,10 +64,18 @@ impl Wire {
         self.shared.receives()
     }
 
-    /// What it shares with its queues, for [`Queue::new`].
-    #[must_use]
-    pub fn shared(&self) -> Rc<Shared> {
-        Rc::clone(&self.shared)
+    /// What it shares with its queues.
+    pub(super) fn shared(&self) -> &Rc<Shared> {
+        &self.shared
+    }
+
+    /// Makes sure that everything a queue of `entries` can have outstanding fits the device and the
+    /// memory of `pool` beside what has been promised to others, for [`Queue::new`].
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn reserve(&self, entries: u16, pool: &Pool) -> Result<Holdings, NoResources> {
+        Holdings::queue(&self.shared, entries, 0, pool)
     }
 
     /// From now on events of `queue` have the name `id`, until it is dropped.

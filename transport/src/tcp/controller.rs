@@ -32,9 +32,9 @@ use capstan_nvme_proto::tcp::writer::PduWriter;
 use super::limits::{R2TS_MAX, STAGED_MAX_BYTES};
 use super::outgoing::{Mark, Outgoing};
 use super::staging::Staging;
-use super::stream::{End, Place, Side, Stream};
+use super::stream::{Place, Side, Stream};
 use crate::data::CapsuleData;
-use crate::queue::{EndReason, Event, Tag};
+use crate::queue::{End, EndReason, Event, Tag};
 
 pub use headway::{Goes, Headway};
 pub use push::Part;

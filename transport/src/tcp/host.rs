@@ -22,9 +22,9 @@ use zerocopy::IntoBytes;
 
 use super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES};
 use super::outgoing::{crc32c, crc32c_raw};
-use super::stream::{End, Place, Side, Stream, is_intact};
+use super::stream::{Place, Side, Stream, is_intact};
 use crate::data::Full;
-use crate::queue::EndReason;
+use crate::queue::{End, EndReason};
 
 /// The data of a command, with its memory from the first byte of the buffer on.
 #[derive(Debug)]

@@ -76,3 +76,7 @@ pub const MANY_AT_WORK: usize = 24;
 
 /// Events of one look at epoll.
 pub const EPOLL_EVENTS: usize = 64;
+
+/// How long a closing connection waits for its host to read the last bytes before it is dropped, in
+/// microseconds; as user-space iWARP.
+pub const CLOSE_TIMEOUT_US: u64 = 1_000_000;

@@ -2,15 +2,19 @@
 //! [`capstan_nvme_proto::tcp`].
 //!
 //! * The controller's side of a queue, without I/O: [`controller`].
+//! * What it gets when its connection becomes a queue: `furnish`.
 //! * Where the data of a command is, by its SGL: [`host_memory()`].
 //! * The host's side of a queue: [`host`].
 //! * Either over its socket: [`link`].
 //! * All sockets of a reactor: [`wire`].
 //! * The host's side of all queues of an association, over their sockets: [`host_wire`].
+//! * Which of them are ending: `closing`.
 //! * Memory of what is copied to be sent: [`staging`].
 //! * Bounds: [`limits`].
 
+pub(crate) mod closing;
 pub mod controller;
+mod furnish;
 pub mod host;
 mod host_memory;
 pub mod host_wire;
@@ -22,4 +26,4 @@ mod stream;
 pub mod wire;
 
 pub use host_memory::host_memory;
-pub use stream::{End, Place};
+pub use stream::Place;

@@ -12,7 +12,7 @@ use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
 use super::limits::{DIRECT_MIN_BYTES, SETUP_US, TERM_US};
 use super::outgoing::Outgoing;
 use super::staging::Staging;
-use crate::queue::EndReason;
+use crate::queue::{End, EndReason};
 
 /// Where the next bytes of the stream belong, for a socket to put them there.
 #[derive(Clone, Copy, Debug)]
@@ -32,15 +32,6 @@ impl Place {
         let base = NonNull::new(base).filter(|_| len_bytes > 0)?;
         Some(Self { base, len_bytes })
     }
-}
-
-/// How a side ends its queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// At once: what has not left is not sent.
-    Now,
-    /// When everything that was pushed and responded has left.
-    Drained,
 }
 
 /// How far a stream has come.

@@ -22,10 +22,9 @@ use super::limits::{
 };
 use super::link::{Counts, Link};
 use super::staging::Staging;
-use super::stream::End;
 use crate::data::{CapsuleData, Landed};
 use crate::manager::TcpRequest;
-use crate::queue::{Event, FenceNumber, QueueId, Queues, Responded, Tag};
+use crate::queue::{End, Event, FenceNumber, QueueId, Queues, Responded, Tag};
 
 /// What the wire and its queues have in common.
 struct Shared {
@@ -64,6 +63,8 @@ pub struct Queue {
     id: QueueId,
     link: Link,
     queue: ControllerQueue,
+    /// It has a place among connections that are no queue yet.
+    has_place: bool,
     shared: Rc<Shared>,
     /// It is read in every turn.
     is_busy: bool,
@@ -136,6 +137,23 @@ impl Queue {
     pub fn awaits_host(&self) -> bool {
         let queue = &self.queue;
         !self.is_closed() && (queue.is_pulling() || queue.has_unsent() || queue.has_ended())
+    }
+
+    /// What its wire calls it.
+    #[must_use]
+    pub fn id(&self) -> QueueId {
+        self.id
+    }
+
+    /// Whether it has a place among connections that are no queue yet.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        self.has_place
+    }
+
+    /// It is the queue of a permitted host.
+    pub(super) fn leave_place(&mut self) {
+        self.has_place = false;
     }
 
     /// What it has to send leaves when its wire is flushed.
@@ -374,6 +392,7 @@ impl Wire {
         let mut queue = Queue {
             id,
             link,
+            has_place: true,
             queue: ControllerQueue::new(settings, now_us).within(&self.staging),
             shared: Rc::clone(&self.shared),
             is_busy: true,

@@ -20,8 +20,7 @@ use capstan_rdma::loopback::Network;
 use capstan_transport::rdma::{
     Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes, host_memory,
 };
-use capstan_transport::tcp::End;
-use capstan_transport::{CapsuleData, HostMemory, Queue};
+use capstan_transport::{CapsuleData, End, HostMemory, Queue};
 use zerocopy::IntoBytes;
 
 use super::harness::{Rdma, Side, advance, managers};
@@ -191,10 +190,7 @@ fn queue(
     let (pool, lkey) = (&controller.pool, controller.region.lkey());
     let receives = Receives::new(None, 64, lkey, pool, 0).expect("receives");
     let wire = Wire::new(Rc::clone(&controller.cq), COMPLETIONS, receives);
-    let slots = wire
-        .receives()
-        .reserve(ENTRIES.into(), 0, pool)
-        .expect("receives");
+    let holdings = wire.reserve(ENTRIES, pool).expect("receives");
     let config = controller.config(wire.receives().source(ENTRIES));
     let qp = cm
         .create_qp(id, &controller.pd, &config)
@@ -218,8 +214,8 @@ fn queue(
         }),
     };
     let responses = pool.take(4096).expect("memory");
-    let mut queue = RdmaQueue::new(qp.into(), responses, keys, wire.shared());
-    queue.post_receives(&slots).expect("room");
+    let mut queue = RdmaQueue::new(qp.into(), responses, keys, holdings);
+    queue.post_receives().expect("room");
     (wire, queue)
 }
 

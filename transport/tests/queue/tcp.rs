@@ -11,7 +11,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::h2c::H2cData;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::transfer::DataTransfer;
-use capstan_transport::tcp::End;
+use capstan_transport::End;
 use capstan_transport::tcp::controller::{Connected, Settings};
 use capstan_transport::tcp::host_memory;
 use capstan_transport::tcp::limits::TERM_US;

@@ -10,7 +10,7 @@ use capstan_nvme_proto::tcp::h2c::H2cData;
 use capstan_nvme_proto::tcp::r2t::R2t;
 use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcResponse};
 use capstan_nvme_proto::tcp::writer::PduWriter;
-use capstan_transport::tcp::End;
+use capstan_transport::End;
 use capstan_transport::tcp::controller::{ControllerQueue, Settings};
 use capstan_transport::tcp::host::{self, HostQueue, Payload};
 use capstan_transport::tcp::limits::{SETUP_US, TERM_US};

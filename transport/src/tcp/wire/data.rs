@@ -6,10 +6,9 @@ use capstan_memory::Buffer;
 
 use super::super::controller::Part;
 use super::super::limits::DIRECT_MIN_BYTES;
-use super::super::stream::End;
 use super::Queue;
 use crate::data::{Full, HostMemory, Piece, Place, Pushed, Source};
-use crate::queue::Tag;
+use crate::queue::{End, Tag};
 
 impl Queue {
     /// Asks the host for `len_bytes` of data of a command. The sink comes back with
