@@ -321,3 +321,6 @@ impl Provider {
         manager.accept(id, request, &mut ports[at], (entries, memory))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,3 +36,8 @@ pub use queue::{Keys, Queue, Zeroes};
 pub use receives::Receives;
 pub use sinks::Sinks;
 pub use wire::Wire;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    pub(crate) use super::port::tests::{HERE, memory};
+}

@@ -154,10 +154,10 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in super::super) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
     /// Memory with two places, of two receives each.
-    pub(in super::super) fn memory() -> Memory {
+    pub(crate) fn memory() -> Memory {
         let pool = |bytes| Pool::new(bytes, Pages::Ordinary).unwrap();
         Memory {
             data: pool(4 << 20),
