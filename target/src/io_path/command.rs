@@ -7,7 +7,7 @@ use capstan_subsystem::{AdminRequest, ControlCommand, IoCommand, IoOperation};
 use capstan_transport::{HostMemory, Landed, Receive};
 
 use super::admin::{Connect, Returning};
-use super::execute::Step;
+use super::on_medium::Step;
 use super::ranges::Ranges;
 
 /// What a slot holds: a command, in the state in which it waits for something.

@@ -4,7 +4,7 @@
 //!    ([`unconnected`]) until its Connect makes it a queue ([`connect`]).
 //! 2. [`recv`]: completions; a received capsule becomes a command (admin commands continue in
 //!    [`admin`], reservations in [`control`]).
-//! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
+//! 3. [`execute`]: the command gets its buffer and goes to the storage engine ([`on_medium`]).
 //! 4. Data is pulled from or pushed to the host's memory by the queue's transport
 //!    ([`capstan_transport::Queue`]). What a volume has in memory goes to a host on this
 //!    machine from there, without step 3's buffer and operation.
@@ -32,6 +32,7 @@ mod drain;
 mod execute;
 mod fence;
 mod lease;
+mod on_medium;
 mod phase;
 mod queue_shares;
 mod ranges;
@@ -252,10 +253,10 @@ impl IoPath {
         if self.flush_ended(&completion) {
             return;
         }
-        let (index, _) = execute::split_token(completion.token);
+        let (index, _) = on_medium::split_token(completion.token);
         if let Some(connection) = self.connections.get_mut(index) {
             connection.disk_outstanding -= 1;
-            execute::on_disk(&mut self.resources, connection, completion);
+            on_medium::on_disk(&mut self.resources, connection, completion);
             if connection.closing() && connection.disk_outstanding == 0 {
                 let (id, now_us) = (connection.identity.id, self.resources.now_us);
                 self.control.disconnected(id, now_us);

@@ -5,7 +5,7 @@ use capstan_nvme_proto::status::Status;
 use capstan_subsystem::IoOperation;
 
 use super::command::OnMedium;
-use super::execute::Step;
+use super::on_medium::Step;
 use crate::limits::TRANSFER_BYTES_MAX;
 
 /// What is left to do of such a command. It is boxed: other commands do not carry it.
