@@ -1,13 +1,16 @@
-//! What the suites of queues have in common: cases as tests, and ends of RDMA.
+//! What the suites of queues have in common: cases as tests, ends of RDMA, and sockets.
 
-use std::net::{IpAddr, Ipv4Addr};
+pub(crate) mod socket;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use capstan_memory::{Buffer, Pages, Pool};
 use capstan_rdma::contract::{
-    Access, CompletionQueue, ConnectionManager, Device, MemoryRegion, ProtectionDomain, QpConfig,
-    ReceiveSource, Sge,
+    Access, CompletionQueue, ConnectParam, ConnectionManager, Device, MemoryRegion, PrivateData,
+    ProtectionDomain, QpConfig, ReceiveSource, Sge,
 };
 use capstan_rdma::iwarp;
 use capstan_rdma::loopback::{Network, attributes};
@@ -18,6 +21,25 @@ pub(crate) type OwnDevice = (IpAddr, fn() -> Box<dyn ConnectionManager>);
 
 /// Work requests of a queue pair: a push and a response for each command.
 pub(crate) const SEND_WRS: u32 = 128;
+
+/// What both sides of a connection ask for.
+pub(crate) const PARAM: ConnectParam = ConnectParam {
+    private_data: PrivateData::EMPTY,
+    responder_resources: 4,
+    initiator_depth: 4,
+    rnr_retry_count: 7,
+};
+
+/// How the side that is not under test ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerEnd {
+    /// In order.
+    Closes,
+    /// Without a word.
+    Resets,
+    /// It says that the other side has broken the rules; only over NVMe/TCP.
+    Terminates,
+}
 
 /// A case with its name.
 pub(crate) type Case<W> = (&'static str, fn(W));
@@ -62,9 +84,34 @@ pub(crate) enum Rdma {
 
 type Managers = [Box<dyn ConnectionManager>; 2];
 
-/// The connection managers of two ends, and the address at which the first is to listen.
-pub(crate) fn managers(rdma: Rdma) -> (Option<Network>, Managers, IpAddr) {
-    match rdma {
+/// The time of both ends.
+pub(crate) struct Clock {
+    /// Where time is virtual.
+    network: Option<Network>,
+    start: Instant,
+}
+
+impl Clock {
+    pub(crate) fn now_us(&self) -> u64 {
+        match &self.network {
+            Some(network) => network.now_us(),
+            None => u64::try_from(self.start.elapsed().as_micros()).expect("not so long"),
+        }
+    }
+
+    /// Lets virtual time pass up to the next event.
+    pub(crate) fn advance(&self) {
+        if let Some(network) = &self.network
+            && let Some(then_us) = network.next_deadline_us()
+        {
+            network.advance_to(then_us);
+        }
+    }
+}
+
+/// The connection managers of two ends, and the address at which the first one listens.
+pub(crate) fn managers(rdma: Rdma) -> (Clock, Managers, SocketAddr) {
+    let (network, [mut first, second], address) = match rdma {
         Rdma::Loopback => {
             let network = Network::new(3);
             let at = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
@@ -90,16 +137,12 @@ pub(crate) fn managers(rdma: Rdma) -> (Option<Network>, Managers, IpAddr) {
             let (address, manager) = DEVICE.get().expect("it is set before any case runs");
             (None, [manager(), manager()], *address)
         }
-    }
-}
-
-/// Lets virtual time pass up to the next event.
-pub(crate) fn advance(network: Option<&Network>) {
-    if let Some(network) = network
-        && let Some(then_us) = network.next_deadline_us()
-    {
-        network.advance_to(then_us);
-    }
+    };
+    let (_, at) = first
+        .listen(SocketAddr::new(address, 0), 4)
+        .expect("listens");
+    let start = Instant::now();
+    (Clock { network, start }, [first, second], at)
 }
 
 /// What one end has of a device. Dropped in this order.

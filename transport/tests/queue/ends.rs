@@ -5,32 +5,32 @@ use capstan_nvme_proto::status::Status;
 use capstan_transport::{EndReason, FenceNumber, Responded, Tag};
 
 use super::capsules::capsule;
-use super::harness::SEND_WRS;
+use super::harness::{PeerEnd, SEND_WRS};
 use super::moves::fill;
-use super::over::{Answers, HostEnd, LocalEnd, Over, Seen};
+use super::over::{Answers, LocalEnd, Over, Seen};
 use super::world::World;
 use super::{pattern, success};
 
 /// Who ends the queue, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    Host(HostEnd),
+    Host(PeerEnd),
     Local(LocalEnd),
     /// The host breaks the rules, and closes when it is told so.
     Violation,
     /// The host stops in the middle of a message and goes then.
-    Broken(HostEnd),
+    Broken(PeerEnd),
 }
 
 const CAUSES: [Cause; 8] = [
-    Cause::Host(HostEnd::Closes),
-    Cause::Host(HostEnd::Resets),
-    Cause::Host(HostEnd::Terminates),
+    Cause::Host(PeerEnd::Closes),
+    Cause::Host(PeerEnd::Resets),
+    Cause::Host(PeerEnd::Terminates),
     Cause::Local(LocalEnd::Closes),
     Cause::Local(LocalEnd::Aborts),
     Cause::Violation,
-    Cause::Broken(HostEnd::Closes),
-    Cause::Broken(HostEnd::Resets),
+    Cause::Broken(PeerEnd::Closes),
+    Cause::Broken(PeerEnd::Resets),
 ];
 
 impl Cause {
@@ -38,10 +38,10 @@ impl Cause {
     fn is_of(self, over: Over, is_pulling: bool) -> bool {
         let has_pdus = over.abilities().has_pdus;
         match self {
-            Self::Host(HostEnd::Closes | HostEnd::Resets) | Self::Local(_) => true,
+            Self::Host(PeerEnd::Closes | PeerEnd::Resets) | Self::Local(_) => true,
             // In the middle of data there is no other message.
             Self::Violation => !(has_pdus && is_pulling),
-            Self::Host(HostEnd::Terminates) => has_pdus && !is_pulling,
+            Self::Host(PeerEnd::Terminates) => has_pdus && !is_pulling,
             // That the pull has begun is such a middle.
             Self::Broken(_) => has_pdus && !is_pulling,
         }
@@ -60,7 +60,7 @@ impl Cause {
                 let (_, bytes) = world.ends.offences().remove(0);
                 world.ends.send_raw(&bytes);
                 world.take_end();
-                return world.ends.host_ends(HostEnd::Closes);
+                return world.ends.host_ends(PeerEnd::Closes);
             }
             Self::Broken(how) => {
                 let (bytes, _) = capsule(1, 4096);
@@ -189,7 +189,7 @@ pub(crate) fn what_is_against_the_rules_ends_the_queue(over: Over) {
                 world.ends.accused().is_some()
             });
         }
-        world.ends.host_ends(HostEnd::Closes);
+        world.ends.host_ends(PeerEnd::Closes);
         world.quiesces(what);
     }
 }

@@ -2,7 +2,7 @@
 
 use capstan_transport::{EndReason, FenceNumber, HostMemory, Queue, Tag};
 
-use super::harness::Rdma;
+use super::harness::{PeerEnd, Rdma};
 
 /// A wire under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,18 +93,7 @@ pub(crate) enum Seen {
     Quiesced,
 }
 
-/// How the host ends the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HostEnd {
-    /// In order.
-    Closes,
-    /// Without a word.
-    Resets,
-    /// It says that the controller has broken the rules ([`Abilities::has_pdus`]).
-    Terminates,
-}
-
-/// How the controller ends it.
+/// How the controller ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalEnd {
     /// In order.
@@ -164,7 +153,7 @@ pub(crate) trait Ends {
     fn most_asked(&self) -> usize {
         0
     }
-    fn host_ends(&mut self, how: HostEnd);
+    fn host_ends(&mut self, how: PeerEnd);
     /// Whether the host looks at what comes.
     fn host_reads(&mut self, reads: bool);
     fn host_answers(&mut self, answers: Answers);

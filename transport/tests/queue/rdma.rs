@@ -1,6 +1,5 @@
 //! RDMA: a wire of the controller's side, and a host that is a queue pair.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,18 +12,17 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_rdma::Pair;
 use capstan_rdma::contract::{
-    Access, CmEventKind, CmId, ConnectParam, ConnectionManager, PrivateData, QueuePair,
-    ReceiveSource, SendOp, SendWr, WcOpcode, WcStatus, WorkCompletion,
+    Access, CmEventKind, CmId, ConnectionManager, QueuePair, ReceiveSource, SendOp, SendWr,
+    WcOpcode, WcStatus, WorkCompletion,
 };
-use capstan_rdma::loopback::Network;
 use capstan_transport::rdma::{
     Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes, host_memory,
 };
 use capstan_transport::{CapsuleData, End, HostMemory, Queue};
 use zerocopy::IntoBytes;
 
-use super::harness::{Rdma, Side, advance, managers};
-use super::over::{Answers, Ends, HostEnd, LocalEnd, LocalEvent};
+use super::harness::{Clock, PARAM, PeerEnd, Rdma, Side, managers};
+use super::over::{Answers, Ends, LocalEnd, LocalEvent};
 use super::world::{DATA_BYTES, ENTRIES, Named, PATIENCE, QUEUE};
 
 const COMPLETIONS: u32 = 256;
@@ -56,31 +54,25 @@ pub(crate) struct RdmaEnds {
     is_gone: bool,
     host_cm: Box<dyn ConnectionManager>,
     host_id: CmId,
-    network: Option<Network>,
+    clock: Clock,
     rdma: Rdma,
-    start: Instant,
 }
 
 impl RdmaEnds {
     /// A connection whose host is there, and which the controller has only accepted.
     pub(crate) fn accepted(rdma: Rdma) -> (Self, Queue) {
-        let (network, [mut cm, mut host_cm], address) = managers(rdma);
+        let (clock, [mut cm, mut host_cm], at) = managers(rdma);
         let start = Instant::now();
-        let now_us = || match &network {
-            Some(network) => network.now_us(),
-            None => u64::try_from(start.elapsed().as_micros()).expect("not so long"),
-        };
         let next = |cm: &mut Box<dyn ConnectionManager>, other: &mut Box<dyn ConnectionManager>| loop {
             assert!(start.elapsed() < PATIENCE, "no event");
-            if let Some(event) = cm.poll(now_us()) {
+            if let Some(event) = cm.poll(clock.now_us()) {
                 break event;
             }
-            other.poll(now_us());
-            advance(network.as_ref());
+            other.poll(clock.now_us());
+            clock.advance();
         };
-        let (_, at) = cm.listen(SocketAddr::new(address, 0), 4).expect("listens");
         let host_id = host_cm
-            .resolve(at, None, 1_000_000, now_us())
+            .resolve(at, None, 1_000_000, clock.now_us())
             .expect("resolves");
         next(&mut host_cm, &mut cm);
         let host = Side::new(
@@ -93,14 +85,8 @@ impl RdmaEnds {
         let host_qp = host_cm
             .create_qp(host_id, &host.pd, &config)
             .expect("a queue pair");
-        let param = ConnectParam {
-            private_data: PrivateData::EMPTY,
-            responder_resources: 4,
-            initiator_depth: 4,
-            rnr_retry_count: 7,
-        };
         host_cm
-            .connect(host_id, &param, 5_000_000, now_us())
+            .connect(host_id, &PARAM, 5_000_000, clock.now_us())
             .expect("connects");
         let request = next(&mut cm, &mut host_cm);
         assert!(matches!(request.kind, CmEventKind::ConnectRequest { .. }));
@@ -114,7 +100,7 @@ impl RdmaEnds {
         );
         let zeroes = controller.pool.take(ZEROES_BYTES).expect("memory");
         let (wire, mut queue) = queue(&controller, &zeroes, &mut *cm, id);
-        cm.accept(id, &param).expect("accepts");
+        cm.accept(id, &PARAM).expect("accepts");
         queue.accepted();
 
         let take = |bytes| host.pool.take(bytes).expect("memory");
@@ -135,14 +121,13 @@ impl RdmaEnds {
             is_gone: false,
             host_cm,
             host_id,
-            network,
+            clock,
             rdma,
-            start,
         };
         ends.wire.add(QUEUE, &mut queue);
         ends.until("the host is connected", |ends| {
-            let now_us = ends.now_us();
-            advance(ends.network.as_ref());
+            let now_us = ends.clock.now_us();
+            ends.clock.advance();
             ends.turn_host();
             let event = ends.host_cm.poll(now_us);
             event.is_some_and(|event| matches!(event.kind, CmEventKind::Established { .. }))
@@ -155,13 +140,6 @@ impl RdmaEnds {
         let sge = self.host.sge(&self.responses, slot * 16, 16);
         if let Some(qp) = &mut self.host_qp {
             qp.post_recv(slot.into(), &[sge]).expect("room");
-        }
-    }
-
-    fn now_us(&self) -> u64 {
-        match &self.network {
-            Some(network) => network.now_us(),
-            None => u64::try_from(self.start.elapsed().as_micros()).expect("not so long"),
         }
     }
 
@@ -229,7 +207,7 @@ impl Ends for RdmaEnds {
     }
 
     fn poll(&mut self, queue: &mut Option<Queue>) {
-        let now_us = self.now_us();
+        let now_us = self.clock.now_us();
         while let Some(event) = self.cm.poll(now_us) {
             self.is_gone |= matches!(event.kind, CmEventKind::Disconnected { .. });
         }
@@ -246,7 +224,7 @@ impl Ends for RdmaEnds {
 
     fn flush(&mut self, queue: &mut Option<Queue>) {
         self.wire.flush(&mut Named(queue));
-        advance(self.network.as_ref());
+        self.clock.advance();
     }
 
     fn has_fences(&self) -> bool {
@@ -277,7 +255,7 @@ impl Ends for RdmaEnds {
             return;
         }
         self.look_at_completions();
-        let now_us = self.now_us();
+        let now_us = self.clock.now_us();
         while self.host_qp.is_none() && self.host_cm.poll(now_us).is_some() {}
     }
 
@@ -312,7 +290,7 @@ impl Ends for RdmaEnds {
         qp.ring_doorbell();
         self.until("the host's message leaves", |ends| {
             ends.look_at_completions();
-            advance(ends.network.as_ref());
+            ends.clock.advance();
             let is_it = |wc: &WorkCompletion| wc.opcode == WcOpcode::Send;
             let at = ends.host_seen.iter().position(is_it);
             let sent = at.map(|at| ends.host_seen.remove(at));
@@ -324,10 +302,10 @@ impl Ends for RdmaEnds {
         }
     }
 
-    fn host_ends(&mut self, how: HostEnd) {
+    fn host_ends(&mut self, how: PeerEnd) {
         match how {
-            HostEnd::Closes | HostEnd::Terminates => self.host_cm.disconnect(self.host_id),
-            HostEnd::Resets => self.host_cm.abort(self.host_id),
+            PeerEnd::Closes | PeerEnd::Terminates => self.host_cm.disconnect(self.host_id),
+            PeerEnd::Resets => self.host_cm.abort(self.host_id),
         }
         self.host_qp = None;
         self.host_cm.destroy(self.host_id);

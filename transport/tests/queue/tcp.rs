@@ -21,7 +21,8 @@ use capstan_transport::{CapsuleData, HostMemory, Queue};
 use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::IntoBytes;
 
-use super::over::{Answers, Ends, HostEnd, LocalEnd, LocalEvent, Over};
+use super::harness::PeerEnd;
+use super::over::{Answers, Ends, LocalEnd, LocalEvent, Over};
 use super::tcp_host::Host;
 use super::world::{ENTRIES, IN_CAPSULE_BYTES, Named, PATIENCE, QUEUE};
 
@@ -218,7 +219,7 @@ impl Ends for TcpEnds {
         self.host.most_asked
     }
 
-    fn host_ends(&mut self, how: HostEnd) {
+    fn host_ends(&mut self, how: PeerEnd) {
         self.host.ends(how);
     }
 

@@ -1,8 +1,7 @@
 //! A host of NVMe/TCP that is a socket, and knows no rules but the form of PDUs.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -11,23 +10,19 @@ use capstan_nvme_proto::tcp::Role;
 use capstan_nvme_proto::tcp::c2h::C2hData;
 use capstan_nvme_proto::tcp::digest::crc32c;
 use capstan_nvme_proto::tcp::h2c::H2cData;
-use capstan_nvme_proto::tcp::pdu::TermReq;
 use capstan_nvme_proto::tcp::r2t::R2t;
 use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
 use capstan_nvme_proto::tcp::setup::{Agreed, IcRequest};
-use capstan_nvme_proto::tcp::writer::{PduHead, PduWriter};
-use nix::sys::socket::{setsockopt, sockopt};
+use capstan_nvme_proto::tcp::writer::PduWriter;
 use zerocopy::IntoBytes;
 
-use super::over::{Answers, HostEnd};
+use super::harness::PeerEnd;
+use super::harness::socket::{Received, Socket, whole};
+use super::over::Answers;
 use super::world::DATA_BYTES;
 
-/// FES of Invalid PDU Header Field, which the host sends of nothing in particular.
-const HEADER_FIELD: u16 = 1;
-
 pub(crate) struct Host {
-    /// `None` when the host has gone.
-    stream: Option<TcpStream>,
+    socket: Socket,
     request: IcRequest,
     reader: PduReader,
     setup: Option<(Agreed, PduWriter)>,
@@ -47,17 +42,13 @@ pub(crate) struct Host {
     pub(crate) accused: Option<(u16, u32)>,
     pub(crate) reads: bool,
     pub(crate) answers: Answers,
-    unsent: VecDeque<u8>,
 }
 
 impl Host {
     /// Sends ICReq.
     pub(crate) fn new(stream: TcpStream, request: IcRequest) -> Self {
-        stream.set_nonblocking(true).expect("a socket");
-        // What is sent has arrived then.
-        stream.set_nodelay(true).expect("a socket");
         let mut host = Self {
-            stream: Some(stream),
+            socket: Socket::new(stream, Role::Host),
             request,
             reader: PduReader::host(request),
             setup: None,
@@ -72,7 +63,6 @@ impl Host {
             accused: None,
             reads: true,
             answers: Answers::All,
-            unsent: VecDeque::new(),
         };
         host.write(request.encode().as_bytes());
         host
@@ -92,14 +82,9 @@ impl Host {
 
     fn receive(&mut self) {
         let mut bytes = vec![0; 65_536];
-        while let Some(stream) = &mut self.stream {
-            match stream.read(&mut bytes) {
-                // The controller has closed it: the host does so too.
-                Ok(0) => self.stream = None,
-                Ok(count) => self.take(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => self.stream = None,
-            }
+        // What the controller has closed the host has closed, too.
+        while let Received::Bytes(count) = self.socket.receive(&mut bytes) {
+            self.take(&bytes[..count]);
         }
     }
 
@@ -212,7 +197,7 @@ impl Host {
                 };
                 at += length_bytes;
                 let bytes = self.memory(r2t.cid, data.offset_bytes, length_bytes);
-                let pdu = whole(&writer.h2c_data(&data), bytes);
+                let pdu = whole(&writer.h2c_data(&data), bytes, false);
                 if self.answers == Answers::Half {
                     self.reads = false;
                     return self.write(&pdu[..pdu.len() / 2]);
@@ -227,55 +212,30 @@ impl Host {
         let (_, writer) = self.setup.expect("ICResp has come");
         let (sqe, data) = Sqe::from_capsule(capsule).expect("an SQE");
         let len_bytes = u32::try_from(data.len()).expect("a few");
-        whole(&writer.capsule_cmd(sqe, len_bytes), data)
+        whole(&writer.capsule_cmd(sqe, len_bytes), data, false)
     }
 
     /// H2CData that says so, with zeroes.
     pub(crate) fn h2c_data(&self, data: &H2cData) -> Vec<u8> {
         let (_, writer) = self.setup.expect("ICResp has come");
-        whole(&writer.h2c_data(data), &vec![0; data.length_bytes as usize])
+        whole(
+            &writer.h2c_data(data),
+            &vec![0; data.length_bytes as usize],
+            false,
+        )
     }
 
     /// Sends as much as the socket takes; the others go on in [`Host::turn`].
     pub(crate) fn write(&mut self, bytes: &[u8]) {
-        self.unsent.extend(bytes);
-        while let Some(stream) = &mut self.stream
-            && !self.unsent.is_empty()
-        {
-            match stream.write(self.unsent.make_contiguous()) {
-                Ok(count) => drop(self.unsent.drain(..count)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => self.unsent.clear(),
-            }
-        }
+        self.socket.write(bytes);
     }
 
     pub(crate) fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+        !self.socket.unsent.is_empty()
     }
 
-    pub(crate) fn ends(&mut self, how: HostEnd) {
-        if how == HostEnd::Terminates {
-            self.write(TermReq::new(Role::Host, HEADER_FIELD, 0, 0).as_bytes());
-        }
-        let Some(stream) = &self.stream else {
-            return;
-        };
-        match how {
-            HostEnd::Closes => {
-                // The controller may have closed it already.
-                let _ = stream.shutdown(Shutdown::Write);
-            }
-            HostEnd::Terminates => {}
-            HostEnd::Resets => {
-                let at_once = libc::linger {
-                    l_onoff: 1,
-                    l_linger: 0,
-                };
-                setsockopt(stream, sockopt::Linger, &at_once).expect("a socket");
-                self.stream = None;
-            }
-        }
+    pub(crate) fn ends(&mut self, how: PeerEnd) {
+        self.socket.ends(how);
     }
 
     pub(crate) fn offer(&mut self, cid: u16, at: u32) {
@@ -293,13 +253,4 @@ impl Host {
     pub(crate) fn take_responses(&mut self) -> Vec<Cqe> {
         std::mem::take(&mut self.responses)
     }
-}
-
-/// A PDU: its head, its data, and the digest of that.
-fn whole(head: &PduHead, data: &[u8]) -> Vec<u8> {
-    let mut pdu = [head.as_bytes(), data].concat();
-    if head.has_data_digest() {
-        pdu.extend(crc32c(data).to_le_bytes());
-    }
-    pdu
 }

@@ -1,7 +1,8 @@
 //! However queues end, and whatever their commands do then: one event says so, and when they are
 //! closed nothing can land any more.
 
-use super::over::{Command, Over, PeerEnd};
+use super::harness::PeerEnd;
+use super::over::{Command, Over};
 use super::world::{ADMIN, Given, IO, World};
 
 /// What ends the queue.

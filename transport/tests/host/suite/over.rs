@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 
-use super::harness::Rdma;
+use super::harness::{PeerEnd, Rdma};
 
 /// A wire under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,17 +64,6 @@ pub(crate) enum Welcome {
     Refuses,
     /// It does nothing.
     Waits,
-}
-
-/// How the controller ends a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PeerEnd {
-    /// In order.
-    Closes,
-    /// Without a word.
-    Resets,
-    /// It says that the host has broken the rules; only over NVMe/TCP.
-    Terminates,
 }
 
 /// What the refusal of a connection says over RDMA.

@@ -2,21 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{
-    Access, CmEventKind, CmId, ConnectParam, ConnectionManager, PrivateData, QpNum, QpState,
-    QueuePair, RKey, ReceiveSource, Remote, SendOp, SendWr, WcOpcode, WcStatus, WorkCompletion,
+    Access, CmEventKind, CmId, ConnectionManager, PrivateData, QpNum, QpState, QueuePair, RKey,
+    ReceiveSource, Remote, SendOp, SendWr, WcOpcode, WcStatus, WorkCompletion,
 };
-use capstan_rdma::loopback::Network;
 use zerocopy::IntoBytes;
 
-use super::harness::{Rdma, Side, advance, managers};
-use super::over::{Command, Controller, PeerEnd, REFUSAL, Welcome};
+use super::harness::{Clock, PARAM, PeerEnd, Rdma, Side, managers};
+use super::over::{Command, Controller, REFUSAL, Welcome};
 
 const COMPLETIONS: u32 = 512;
 const POOL_BYTES: usize = 8 << 20;
@@ -25,13 +23,6 @@ const RECEIVES: u16 = 64;
 const RECEIVE_BYTES: u32 = 64 + 8192;
 /// Work requests that are no receives have names from here on.
 const FIRST_SEND: u64 = 1 << 32;
-
-const PARAM: ConnectParam = ConnectParam {
-    private_data: PrivateData::EMPTY,
-    responder_resources: 4,
-    initiator_depth: 4,
-    rnr_retry_count: 7,
-};
 
 /// One queue.
 struct Peer {
@@ -62,15 +53,13 @@ pub(crate) struct RdmaController {
     reads: bool,
     commands: Vec<Command>,
     pulled: Vec<Vec<u8>>,
-    network: Option<Network>,
-    start: Instant,
+    clock: Clock,
 }
 
 impl RdmaController {
     /// With the connection manager of its host.
     pub(crate) fn new(over: Rdma) -> (Self, Box<dyn ConnectionManager>) {
-        let (network, [mut cm, host_cm], address) = managers(over);
-        let (_, at) = cm.listen(SocketAddr::new(address, 0), 4).expect("listens");
+        let (clock, [cm, host_cm], at) = managers(over);
         let controller = Self {
             peers: Vec::new(),
             posted: BTreeMap::new(),
@@ -82,8 +71,7 @@ impl RdmaController {
             reads: true,
             commands: Vec::new(),
             pulled: Vec::new(),
-            network,
-            start: Instant::now(),
+            clock,
         };
         (controller, host_cm)
     }
@@ -231,10 +219,7 @@ impl Controller for RdmaController {
     }
 
     fn now_us(&self) -> u64 {
-        match &self.network {
-            Some(network) => network.now_us(),
-            None => u64::try_from(self.start.elapsed().as_micros()).expect("not so long"),
-        }
+        self.clock.now_us()
     }
 
     fn expects(&mut self, qid: u16, welcome: Welcome) {
@@ -267,7 +252,7 @@ impl Controller for RdmaController {
         }
         if is_idle {
             // Everything that has happened was looked at.
-            advance(self.network.as_ref());
+            self.clock.advance();
         }
     }
 

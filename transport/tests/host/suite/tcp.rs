@@ -13,8 +13,10 @@ use capstan_nvme_proto::tcp::writer::PduWriter;
 use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::IntoBytes;
 
-use super::over::{Command, Controller, Over, PeerEnd, Welcome};
-use super::tcp_peer::{Peer, whole};
+use super::harness::PeerEnd;
+use super::harness::socket::whole;
+use super::over::{Command, Controller, Over, Welcome};
+use super::tcp_peer::Peer;
 
 /// What a socket of the controller takes at once, so that a few commands are more than it does.
 const SOCKET_BYTES: usize = 64 << 10;

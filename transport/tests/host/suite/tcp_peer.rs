@@ -1,22 +1,18 @@
 //! A connection of a controller of NVMe/TCP that knows no rules but the form of PDUs.
 
-use std::collections::VecDeque;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 
 use capstan_nvme_proto::tcp::Role;
 use capstan_nvme_proto::tcp::digest::crc32c;
-use capstan_nvme_proto::tcp::pdu::TermReq;
 use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
 use capstan_nvme_proto::tcp::setup::{Agreed, IcResponse};
-use capstan_nvme_proto::tcp::writer::{PduHead, PduWriter};
-use nix::sys::socket::{setsockopt, sockopt};
+use capstan_nvme_proto::tcp::writer::PduWriter;
 use zerocopy::IntoBytes;
 
-use super::over::{Command, PeerEnd};
+use super::harness::PeerEnd;
+use super::harness::socket::{Received, Socket};
+use super::over::Command;
 
-/// FES of Invalid PDU Header Field, which the controller sends of nothing in particular.
-const HEADER_FIELD: u16 = 1;
 const IN_CAPSULE_BYTES: u32 = 8192;
 
 /// Data of the host that comes.
@@ -29,8 +25,7 @@ enum Landing {
 
 pub(crate) struct Peer {
     pub(crate) qid: u16,
-    /// `None` when the controller has ended it, or seen it end.
-    stream: Option<TcpStream>,
+    socket: Socket,
     response: IcResponse,
     /// What is agreed, once ICReq has come.
     pub(crate) setup: Option<(Agreed, PduWriter)>,
@@ -45,17 +40,14 @@ pub(crate) struct Peer {
     pub(crate) is_accused: bool,
     /// The connection was reset, and not closed.
     pub(crate) was_reset: bool,
-    unsent: VecDeque<u8>,
 }
 
 impl Peer {
     /// Answers ICReq with `response`.
     pub(crate) fn new(qid: u16, stream: TcpStream, response: IcResponse) -> Self {
-        stream.set_nonblocking(true).expect("a socket");
-        stream.set_nodelay(true).expect("a socket");
         Self {
             qid,
-            stream: Some(stream),
+            socket: Socket::new(stream, Role::Controller),
             response,
             setup: None,
             reader: PduReader::controller(IN_CAPSULE_BYTES),
@@ -66,28 +58,22 @@ impl Peer {
             pulled: Vec::new(),
             is_accused: false,
             was_reset: false,
-            unsent: VecDeque::new(),
         }
     }
 
     pub(crate) fn receive(&mut self) {
         let mut bytes = vec![0; 65_536];
-        while let Some(stream) = &mut self.stream {
-            match stream.read(&mut bytes) {
-                Ok(0) => self.gone(),
-                Ok(count) => self.take(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => {
+        loop {
+            match self.socket.receive(&mut bytes) {
+                Received::Bytes(count) => self.take(&bytes[..count]),
+                Received::Nothing => return,
+                Received::Closed => self.is_accused = true,
+                Received::Reset => {
                     self.was_reset = true;
-                    self.gone();
+                    self.is_accused = true;
                 }
             }
         }
-    }
-
-    fn gone(&mut self) {
-        self.stream = None;
-        self.is_accused = true;
     }
 
     fn take(&mut self, mut bytes: &[u8]) {
@@ -170,48 +156,13 @@ impl Peer {
 
     /// Sends as much as the socket takes; what is left goes on with the next call.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
-        self.unsent.extend(bytes);
-        while let Some(stream) = &mut self.stream
-            && !self.unsent.is_empty()
-        {
-            match stream.write(self.unsent.make_contiguous()) {
-                Ok(count) => drop(self.unsent.drain(..count)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => self.gone(),
-            }
+        if !self.socket.write(bytes) {
+            self.socket.stream = None;
+            self.is_accused = true;
         }
     }
 
     pub(crate) fn ends(&mut self, how: PeerEnd) {
-        if how == PeerEnd::Terminates {
-            self.write(TermReq::new(Role::Controller, HEADER_FIELD, 0, 0).as_bytes());
-        }
-        let Some(stream) = &self.stream else {
-            return;
-        };
-        match how {
-            PeerEnd::Closes => {
-                // The host may have closed it already.
-                let _ = stream.shutdown(Shutdown::Write);
-            }
-            PeerEnd::Terminates => {}
-            PeerEnd::Resets => {
-                let at_once = libc::linger {
-                    l_onoff: 1,
-                    l_linger: 0,
-                };
-                setsockopt(stream, sockopt::Linger, &at_once).expect("a socket");
-                self.stream = None;
-            }
-        }
+        self.socket.ends(how);
     }
-}
-
-/// A PDU: its head, its data, and the digest of that, which `corrupt` data does not fit.
-pub(crate) fn whole(head: &PduHead, data: &[u8], corrupt: bool) -> Vec<u8> {
-    let mut pdu = [head.as_bytes(), data].concat();
-    if head.has_data_digest() {
-        pdu.extend((crc32c(data) ^ u32::from(corrupt)).to_le_bytes());
-    }
-    pdu
 }
