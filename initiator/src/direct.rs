@@ -10,7 +10,7 @@ use capstan_nvme_proto::log::DiscoveryLogEntry;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
-use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
+use capstan_reactor::{Armed, Clock, Flow, Runner, SpinBudget, Turn};
 use capstan_transport::host::{HostTransport, WindowsClosed};
 
 use crate::driver::{AssociationConfig, AssociationEngine, Completion, Io, Refused, Source};
@@ -27,6 +27,7 @@ use crate::race;
 /// nothing is sent, received or kept alive.
 pub struct DirectQueue {
     engine: AssociationEngine,
+    runner: Runner,
     spin: SpinBudget,
     next_token: u64,
 }
@@ -61,6 +62,7 @@ impl DirectQueue {
         engine.log_no_failures();
         let mut queue = Self {
             engine,
+            runner: Runner::default(),
             spin: SpinBudget::default(),
             next_token: 0,
         };
@@ -347,7 +349,7 @@ impl DirectQueue {
             found,
             value: None,
         };
-        if let Err(error) = capstan_reactor::run(&mut until, self.spin) {
+        if let Err(error) = self.runner.run(&mut until, self.spin) {
             tracing::error!("{error}");
         }
         until.value

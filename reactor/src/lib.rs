@@ -17,5 +17,5 @@ pub use clock::Clock;
 pub use descriptors::raise_descriptor_limit;
 pub use insistence::Asked;
 pub use mailbox::{Mailbox, MailboxError, Sender, mailbox};
-pub use run::{Armed, Flow, RunError, Turn, pause, pin_to_core, run};
+pub use run::{Armed, Flow, RunError, Runner, Turn, pause, pin_to_core, run};
 pub use spin::SpinBudget;

@@ -80,29 +80,61 @@ pub struct RunError(#[from] nix::Error);
 /// # Errors
 /// [`RunError`] when the system refuses to wait for the descriptors.
 pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
-    let mut fds = Vec::with_capacity(16);
-    let mut readable = Vec::with_capacity(16);
-    let mut polled = Vec::with_capacity(16);
-    let mut spin = Spin::new(spin);
-    loop {
-        let now_us = Clock.now_us();
-        match work.turn(now_us) {
-            Flow::Stop => return Ok(()),
-            Flow::Busy(work) => spin.busy(now_us, work),
-            Flow::Idle => {
-                if let Some(idle_us) = spin.idle(now_us, work.waits_for_kernel()) {
-                    pause(idle_us);
-                    continue;
+    Runner::default().run(work, spin)
+}
+
+/// The lists of a thread that runs again and again, which keep their memory from one run to the
+/// next: a run allocates nothing where one before it had as many descriptors.
+#[derive(Debug)]
+pub struct Runner {
+    fds: Vec<RawFd>,
+    readable: Vec<bool>,
+    /// Empty but for the time of a sleep: it borrows no descriptor beyond that.
+    polled: Vec<PollFd<'static>>,
+}
+
+impl Default for Runner {
+    fn default() -> Self {
+        Self {
+            fds: Vec::with_capacity(16),
+            readable: Vec::with_capacity(16),
+            polled: Vec::with_capacity(16),
+        }
+    }
+}
+
+impl Runner {
+    /// As [`run`].
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn run(&mut self, work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
+        let Self {
+            fds,
+            readable,
+            polled,
+        } = self;
+        let mut spin = Spin::new(spin);
+        loop {
+            let now_us = Clock.now_us();
+            match work.turn(now_us) {
+                Flow::Stop => return Ok(()),
+                Flow::Busy(work) => spin.busy(now_us, work),
+                Flow::Idle => {
+                    if let Some(idle_us) = spin.idle(now_us, work.waits_for_kernel()) {
+                        pause(idle_us);
+                        continue;
+                    }
+                    fds.clear();
+                    let armed = work.arm(fds);
+                    readable.clear();
+                    readable.resize(fds.len(), true);
+                    if armed == Armed::Quiet {
+                        sleep(fds, work.next_deadline_us(), polled, readable)?;
+                    }
+                    work.disarm(readable);
+                    spin.sleeps(now_us);
                 }
-                fds.clear();
-                let armed = work.arm(&mut fds);
-                readable.clear();
-                readable.resize(fds.len(), true);
-                if armed == Armed::Quiet {
-                    sleep(&fds, work.next_deadline_us(), &mut polled, &mut readable)?;
-                }
-                work.disarm(&readable);
-                spin.sleeps(now_us);
             }
         }
     }
