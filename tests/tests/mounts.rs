@@ -2,13 +2,19 @@
 //! numbers of their own, mounts made by hand, several of them, and what lies on others.
 
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
 
 use capstan_tests::disks::in_own_mounts;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
 };
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wait::wait_until;
+use tempfile::TempDir;
 
 /// A file with an empty file system of `kind`.
 fn image(dir: &Path, kind: &str) -> PathBuf {
@@ -46,21 +52,120 @@ fn has_file_system(test: &str, kind: &str) -> bool {
     has
 }
 
+/// A volume of a target with an empty file system.
+struct Scene {
+    _dir: TempDir,
+    _daemon: Daemon,
+    at: SocketAddr,
+}
+
+impl Scene {
+    /// Of this kind of file system. `None` where this machine lacks `tools` beside its mkfs, which
+    /// is said.
+    fn new(test: &str, kind: &str, tools: &[&str]) -> Option<Self> {
+        let mkfs = format!("mkfs.{kind}");
+        let is_able = has_disks(test, &[&[mkfs.as_str()], tools].concat());
+        // That of ext4 may be a module, which its mount loads.
+        let is_able = is_able && (kind == "ext4" || has_file_system(test, kind));
+        is_able.then(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let image = image(dir.path(), kind);
+            let at = own_address();
+            Self {
+                _daemon: Daemon::start(utf8(&image), 4096, at),
+                _dir: dir,
+                at,
+            }
+        })
+    }
+
+    /// A machine that may mount it.
+    fn machine(&self) -> Machine {
+        Machine::new(self.at)
+    }
+
+    /// The same, which has mounted it: with its mount point and its disk.
+    fn mounted(&self) -> (Machine, PathBuf, PathBuf) {
+        let machine = self.machine();
+        machine.mount(&[]);
+        let (point, device) = (machine.mount_point(), device(&machine));
+        (machine, point, device)
+    }
+}
+
+/// The disk of the only volume.
+fn device(machine: &Machine) -> PathBuf {
+    PathBuf::from(machine.list()[0]["device"].as_str().unwrap())
+}
+
+/// A process in a mount namespace of its own, until it is told to end.
+struct Container {
+    process: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+}
+
+impl Container {
+    /// Runs a script of `sh` with arguments, which prints a line once it is there.
+    fn run(point: &Path, script: &str, arguments: &[&str]) -> Self {
+        let [unshare, own_mounts @ ..] = in_own_mounts(point);
+        let mut process = Command::new(unshare)
+            .args(own_mounts)
+            .args(["sh", "-c", script])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut new = Self {
+            stdin: process.stdin.take().unwrap(),
+            stdout: process.stdout.take().unwrap(),
+            process,
+        };
+        new.wait_for_line();
+        new
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn wait_for_line(&mut self) {
+        self.stdout.read_exact(&mut [0]).unwrap();
+    }
+
+    /// What unmounts `point` in its namespace.
+    fn advice(&self, point: &Path) -> String {
+        format!(
+            "nsenter --target {} --mount umount {}",
+            self.pid(),
+            utf8(point)
+        )
+    }
+
+    fn end(self) {
+        let Self {
+            mut process, stdin, ..
+        } = self;
+        drop(stdin);
+        assert!(process.wait().is_ok());
+    }
+}
+
+/// Runs a line of a program and its arguments.
+fn follow(advice: &str) {
+    let words: Vec<&str> = advice.split(' ').collect();
+    tool(words[0], &words[1..]);
+}
+
 #[test]
 fn btrfs_is_mounted_listed_and_unmounted() {
     let test = "btrfs_is_mounted_listed_and_unmounted";
-    if !has_disks(test, &["mkfs.btrfs", "btrfs"]) || !has_file_system(test, "btrfs") {
+    let Some(scene) = Scene::new(test, "btrfs", &["btrfs"]) else {
         return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "btrfs");
-    let at = own_address();
-    let _daemon = Daemon::start(utf8(&image), 4096, at);
-    let machine = Machine::new(at);
-    let mount_point = machine.mount_point();
-    machine.mount(&[]);
+    };
+    let (machine, mount_point, device) = scene.mounted();
     assert_eq!(listed(&machine), std::slice::from_ref(&mount_point));
-    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
     fs::write(mount_point.join("file"), "x").unwrap();
     let error = complaint(&machine.run("detach", &[utf8(&device)]));
     assert!(
@@ -153,14 +258,11 @@ fn each_device_of_a_file_system_of_several_is_known_to_be_in_use() {
 #[test]
 fn what_lies_on_a_volume_is_unmounted_before_it() {
     let test = "what_lies_on_a_volume_is_unmounted_before_it";
-    if !has_disks(test, &["mkfs.ext4"]) || !has_file_system(test, "overlay") {
+    let Some(scene) = Scene::new(test, "ext4", &[]).filter(|_| has_file_system(test, "overlay"))
+    else {
         return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "ext4");
-    let at = own_address();
-    let _daemon = Daemon::start(utf8(&image), 4096, at);
-    let machine = Machine::new(at);
+    };
+    let machine = scene.machine();
     let mount_point = machine.mount_point();
     let [merged, bound] = ["merged", "bound"].map(|name| folder(&machine, name));
     let overlay = || {
@@ -190,9 +292,9 @@ fn what_lies_on_a_volume_is_unmounted_before_it() {
     assert!(error.contains(&advice), "{error}");
     let text = told(&machine.run("umount", &[utf8(&merged)]));
     assert!(text.contains("still mounted at"), "{text}");
-    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+    let attached = device(&machine);
     machine.umount();
-    machine.assert_clean(&device);
+    machine.assert_clean(&attached);
 
     // By its device everything goes: here mounted by hand, with a bind mount of a folder on it.
     let device = machine.attach(&[]);
@@ -231,92 +333,47 @@ fn what_lies_on_a_volume_is_unmounted_before_it() {
 #[test]
 fn a_mount_that_only_another_namespace_sees_is_named() {
     let test = "a_mount_that_only_another_namespace_sees_is_named";
-    if !has_disks(test, &["mkfs.ext4", "unshare", "nsenter"]) {
+    let Some(scene) = Scene::new(test, "ext4", &["unshare", "nsenter"]) else {
         return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "ext4");
-    let at = own_address();
-    let _daemon = Daemon::start(utf8(&image), 4096, at);
-    let machine = Machine::new(at);
+    };
+    let machine = scene.machine();
     let device = machine.attach(&[]);
     let script = "mount \"$0\" \"$1\" && echo && read -r _";
-    let mount_point = machine.mount_point();
-    let [unshare, own_mounts @ ..] = in_own_mounts(&mount_point);
-    let mut container = std::process::Command::new(unshare)
-        .args(own_mounts)
-        .args(["sh", "-c", script, utf8(&device)])
-        .arg(&mount_point)
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = [0];
-    std::io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut line).unwrap();
+    let point = machine.mount_point();
+    let container = Container::run(&point, script, &[utf8(&device), utf8(&point)]);
     assert!(listed(&machine).is_empty());
     let error = complaint(&machine.run("detach", &[utf8(&device)]));
-    let advice = format!(
-        "nsenter --target {} --mount umount {}",
-        container.id(),
-        utf8(&machine.mount_point())
-    );
+    let advice = container.advice(&point);
     assert!(error.contains(&advice), "{error}");
-    let words: Vec<&str> = advice.split(' ').collect();
-    tool(words[0], &words[1..]);
+    follow(&advice);
     told(&machine.run("detach", &[utf8(&device)]));
-    drop(container.stdin.take());
-    assert!(container.wait().is_ok());
+    container.end();
     machine.assert_clean(&device);
 }
 
 #[test]
 fn an_unmount_names_the_mount_that_another_namespace_keeps() {
     let test = "an_unmount_names_the_mount_that_another_namespace_keeps";
-    if !has_disks(test, &["mkfs.ext4", "unshare", "nsenter"]) {
+    let Some(scene) = Scene::new(test, "ext4", &["unshare", "nsenter"]) else {
         return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "ext4");
-    let at = own_address();
-    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    };
     for output in ["normal", "json"] {
-        let machine = Machine::new(at);
-        let point = machine.mount_point();
-        machine.mount(&[]);
-        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
-        let [unshare, own_mounts @ ..] = in_own_mounts(&point);
-        let mut container = std::process::Command::new(unshare)
-            .args(own_mounts)
-            .args(["sh", "-c", "echo && read -r _"])
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = [0];
-        std::io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let (machine, point, device) = scene.mounted();
+        let container = Container::run(&point, "echo && read -r _", &[]);
         let text = told(&machine.run("umount", &["--output", output, utf8(&point)]));
-        let advice = format!(
-            "nsenter --target {} --mount umount {}",
-            container.id(),
-            utf8(&point)
-        );
-        assert!(text.contains(&advice), "{text}");
-        assert!(
-            text.contains(&format!("of sh (pid {})", container.id())),
-            "{text}"
-        );
+        let advice = container.advice(&point);
+        let user = format!("of sh (pid {})", container.pid());
+        assert!(text.contains(&advice) && text.contains(&user), "{text}");
         let list = machine.list();
         let attention = list[0]["attention"].as_str().expect("it is still in use");
         assert!(
             attention.contains(&advice) && !attention.contains("--force"),
             "{attention}"
         );
-        let words: Vec<&str> = advice.split(' ').collect();
-        tool(words[0], &words[1..]);
+        follow(&advice);
         // Nothing else is to be done: the disk goes with its last user.
-        capstan_tests::wait::wait_until("it has gone", || machine.list().is_empty());
-        drop(container.stdin.take());
-        assert!(container.wait().is_ok());
+        wait_until("it has gone", || machine.list().is_empty());
+        container.end();
         machine.assert_clean(&device);
     }
 }
@@ -325,49 +382,29 @@ fn an_unmount_names_the_mount_that_another_namespace_keeps() {
 #[test]
 fn an_unmount_by_force_writes_what_still_uses_the_file_system_has_not_written() {
     let test = "an_unmount_by_force_writes_what_still_uses_the_file_system_has_not_written";
-    if !has_disks(test, &["mkfs.ext4", "unshare"]) {
+    let Some(scene) = Scene::new(test, "ext4", &["unshare"]) else {
         return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "ext4");
-    let at = own_address();
-    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    };
     for in_one_step in [false, true] {
-        let machine = Machine::new(at);
-        let point = machine.mount_point();
-        machine.mount(&[]);
-        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+        let (machine, point, device) = scene.mounted();
         let write = format!(
             "echo && read -r _ && echo precious >{}/file && echo && read -r _",
             utf8(&point)
         );
-        let [unshare, own_mounts @ ..] = in_own_mounts(&point);
-        let mut container = std::process::Command::new(unshare)
-            .args(own_mounts)
-            .args(["sh", "-c", &write])
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (mut stdin, mut stdout) = (
-            container.stdin.take().unwrap(),
-            container.stdout.take().unwrap(),
-        );
-        std::io::Read::read_exact(&mut stdout, &mut [0]).unwrap();
+        let mut container = Container::run(&point, &write, &[]);
         if !in_one_step {
             machine.umount();
         }
-        std::io::Write::write_all(&mut stdin, b"\n").unwrap();
-        std::io::Read::read_exact(&mut stdout, &mut [0]).unwrap();
-        let since = std::time::Instant::now();
+        container.stdin.write_all(b"\n").unwrap();
+        container.wait_for_line();
+        let since = Instant::now();
         let forced = machine.run("umount", &["--force", utf8(&point)]);
         let said = String::from_utf8_lossy(&forced.stderr).into_owned();
         assert!(forced.status.success(), "{said}");
         assert!(since.elapsed().as_secs() < 5, "it has waited for it");
-        let user = format!("in the mount namespace of sh (pid {})", container.id());
+        let user = format!("in the mount namespace of sh (pid {})", container.pid());
         assert!(said.contains(&user) && said.contains("is lost"), "{said}");
-        drop(stdin);
-        assert!(container.wait().is_ok());
+        container.end();
         machine.assert_clean(&device);
         machine.mount(&[]);
         let kept = fs::read_to_string(point.join("file")).unwrap();
@@ -382,24 +419,18 @@ fn an_unmount_by_force_writes_what_still_uses_the_file_system_has_not_written() 
 #[test]
 fn an_overlay_of_relative_folders_is_named_and_loses_nothing() {
     let test = "an_overlay_of_relative_folders_is_named_and_loses_nothing";
+    if !has_file_system(test, "overlay") {
+        return;
+    }
     for kind in ["ext4", "btrfs"] {
-        let mkfs = format!("mkfs.{kind}");
-        if has_disks(test, &[&mkfs]) && [kind, "overlay"].iter().all(|of| has_file_system(test, of))
-        {
-            overlay_of_relative_folders(kind);
+        if let Some(scene) = Scene::new(test, kind, &[]) {
+            overlay_of_relative_folders(&scene);
         }
     }
 }
 
-fn overlay_of_relative_folders(kind: &str) {
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), kind);
-    let at = own_address();
-    let _daemon = Daemon::start(utf8(&image), 4096, at);
-    let machine = Machine::new(at);
-    let point = machine.mount_point();
-    machine.mount(&[]);
-    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+fn overlay_of_relative_folders(scene: &Scene) {
+    let (machine, point, device) = scene.mounted();
     let relative = utf8(point.file_name().unwrap().as_ref());
     let (upper, work) = (format!("{relative}/u"), format!("{relative}/w"));
     for name in ["low", "over", &upper, &work] {
@@ -407,7 +438,7 @@ fn overlay_of_relative_folders(kind: &str) {
     }
     let over = machine.path("over");
     let options = format!("lowerdir=low,upperdir={upper},workdir={work}");
-    let mounted = std::process::Command::new("mount")
+    let mounted = Command::new("mount")
         .args(["-t", "overlay", "overlay", "-o", &options, "over"])
         .current_dir(machine.path(""))
         .output();
@@ -443,7 +474,7 @@ fn overlay_of_relative_folders(kind: &str) {
     let target = machine.target();
     let target: Vec<&str> = target.iter().map(String::as_str).collect();
     let mount = [&target[..], &[utf8(&point)]].concat();
-    capstan_tests::wait::wait_until("it can be mounted anew", || {
+    wait_until("it can be mounted anew", || {
         machine.run("mount", &mount).status.success()
     });
     assert_eq!(
@@ -458,24 +489,18 @@ fn overlay_of_relative_folders(kind: &str) {
 #[test]
 fn an_overlay_that_may_lie_anywhere_is_named_before_force_is() {
     let test = "an_overlay_that_may_lie_anywhere_is_named_before_force_is";
-    if !has_disks(test, &["mkfs.ext4"]) || !has_file_system(test, "overlay") {
+    let Some(scene) = Scene::new(test, "ext4", &[]).filter(|_| has_file_system(test, "overlay"))
+    else {
         return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), "ext4");
-    let at = own_address();
-    let _daemon = Daemon::start(utf8(&image), 4096, at);
-    let machine = Machine::new(at);
-    let point = machine.mount_point();
-    machine.mount(&[]);
-    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+    };
+    let (machine, point, device) = scene.mounted();
     folder(&machine, "over");
     for name in ["anyhow-u", "anyhow-w"] {
         fs::create_dir(point.join(name)).unwrap();
     }
     let over = machine.path("over");
     let options = "lowerdir=/etc,upperdir=anyhow-u,workdir=anyhow-w";
-    let mounted = std::process::Command::new("mount")
+    let mounted = Command::new("mount")
         .args(["-t", "overlay", "overlay", "-o", options, utf8(&over)])
         .current_dir(&point)
         .output();
@@ -490,7 +515,7 @@ fn an_overlay_that_may_lie_anywhere_is_named_before_force_is() {
         assert!(said.find("--force").is_none_or(|at| named < at), "{said}");
     }
     tool("umount", &[utf8(&over)]);
-    capstan_tests::wait::wait_until("the disk goes with it", || machine.list().is_empty());
+    wait_until("the disk goes with it", || machine.list().is_empty());
     machine.assert_clean(&device);
 }
 
