@@ -19,7 +19,7 @@ use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::End;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, IcSettings};
 use capstan_transport::tcp::host_memory;
 use capstan_transport::tcp::limits::{R2TS_MAX, STAGED_MAX_BYTES};
 use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Pushed, Source, Tag};
@@ -63,7 +63,7 @@ struct World<'a> {
     input: Input<'a>,
     now_us: u64,
     request: IcRequest,
-    settings: Settings,
+    settings: IcSettings,
     flow_control: bool,
     connected: bool,
     /// Commands that have come and were not taken up.
@@ -506,7 +506,7 @@ pub fn tcp_controller_queue(data: &[u8]) {
     let mut input = Input::new(data);
     let (asked, answered, size) = (input.byte(), input.byte(), input.byte());
     let request = request(asked);
-    let settings = Settings {
+    let settings = IcSettings {
         digests: Digests::from_bits_truncate(answered),
         cpda: DataAlignment::from_wire(answered >> 2 & 0b111).expect("an alignment"),
         maxh2cdata_bytes: [4096, 8192, 65_536, 4 << 20][usize::from(size >> 1 & 0b11)],

@@ -10,11 +10,11 @@ use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::Role;
 use capstan_nvme_proto::tcp::c2h::C2hData;
 use capstan_nvme_proto::tcp::r2t::R2t;
-use capstan_nvme_proto::tcp::reader::{Event as Read, Pdu, PduReader};
+use capstan_nvme_proto::tcp::reader::{HostQueueEvent as Read, Pdu, PduReader};
 use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcRequest, IcResponse};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_transport::End;
-use capstan_transport::tcp::host::{Arrived, Event, HostQueue, Payload};
+use capstan_transport::tcp::host::{Arrived, HostQueueEvent, HostQueue, Payload};
 use capstan_transport::tcp::limits::STAGED_MAX_BYTES;
 use zerocopy::IntoBytes;
 
@@ -212,7 +212,7 @@ impl World<'_> {
         while let Some(event) = self.queue.poll_event() {
             assert!(!self.quiesced, "{event:?} after Quiesced");
             match event {
-                Event::Ready(agreed) => {
+                HostQueueEvent::Ready(agreed) => {
                     assert!(!self.ready && !self.ended);
                     self.ready = true;
                     let mut reader = PduReader::controller(IN_CAPSULE_MAX_BYTES);
@@ -222,7 +222,7 @@ impl World<'_> {
                     reader.agree(&agreed);
                     self.peer = Some(reader);
                 }
-                Event::Response {
+                HostQueueEvent::Response {
                     cqe,
                     memory,
                     arrived,
@@ -236,13 +236,13 @@ impl World<'_> {
                         self.memory.back(&buffer, cid);
                     }
                 }
-                Event::Room => assert!(std::mem::take(&mut self.room_is_due)),
-                Event::Ended(_) => assert!(!std::mem::replace(&mut self.ended, true)),
-                Event::Returned(cid, buffer) => {
+                HostQueueEvent::Room => assert!(std::mem::take(&mut self.room_is_due)),
+                HostQueueEvent::Ended(_) => assert!(!std::mem::replace(&mut self.ended, true)),
+                HostQueueEvent::Returned(cid, buffer) => {
                     assert!(self.ended && self.commands[usize::from(cid)].take().is_some());
                     self.memory.back(&buffer, cid);
                 }
-                Event::Quiesced => {
+                HostQueueEvent::Quiesced => {
                     assert!(self.ended && self.memory.is_empty());
                     self.quiesced = true;
                 }
@@ -383,9 +383,9 @@ fn fill_of(cid: u16) -> u8 {
 }
 
 /// The host's side of a queue, whatever the controller sends and its user does: each buffer comes
-/// back once and before [`Event::Quiesced`], nothing lands outside of it, what is sent is what a
-/// controller reads, memory stays bounded, and each command of a peer that keeps to the rules
-/// completes.
+/// back once and before [`HostQueueEvent::Quiesced`], nothing lands outside of it, what is sent is
+/// what a controller reads, memory stays bounded, and each command of a peer that keeps to the
+/// rules completes.
 ///
 /// # Panics
 /// When it does not.

@@ -48,8 +48,9 @@ pub(crate) const REQUESTS_PER_TURN: usize = 32;
 /// command that waits for its answer (entries of Admin queues, Aborts up to ACL, reservation
 /// commands in I/O queues) it is one.
 pub(crate) const MAILBOX_BOUND: usize = 4096;
-/// Sockets of NVMe/TCP that wait for the end of their connection, over all reactors, at most an eighth of the descriptors
-/// that the process may have; as user-space iWARP. Where there are more, the oldest is closed.
+/// Sockets of NVMe/TCP that wait for the end of their connection, over all reactors, at most an
+/// eighth of the descriptors that the process may have; as user-space iWARP. Where there are more,
+/// the oldest is closed.
 const CLOSING_SOCKETS_MAX: usize = 1_024;
 /// How long a connection may take for its Connect, and then for the data of it when the target
 /// pulls that, in microseconds each: a packet that is lost costs TCP a second, and another one two

@@ -20,7 +20,7 @@ use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
 use capstan_subsystem::Target;
 use capstan_transport::tcp::staging::Staging;
-use capstan_transport::tcp::wire::Wire;
+use capstan_transport::tcp::wire::TcpWire;
 use capstan_transport::wires;
 use nix::sys::resource::{Resource, getrlimit};
 use rustc_hash::FxHashMap;
@@ -428,7 +428,7 @@ impl Starting {
             wires: wires::Parts {
                 managers,
                 shared_receive_queue: self.config.target.shared_receive_queue,
-                sockets: Wire::new(Staging::new(self.plan.staging_bytes_per_reactor))
+                sockets: TcpWire::new(Staging::new(self.plan.staging_bytes_per_reactor))
                     .context("no epoll for NVMe/TCP")?,
                 closing_sockets_max: closing_sockets(reactors(&self.config), descriptors),
             },

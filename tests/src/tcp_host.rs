@@ -13,7 +13,7 @@ use capstan_nvme_proto::property::{Cc, Csts, Property};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
-use capstan_transport::tcp::host::{Arrived, Event, HostQueue, Payload};
+use capstan_transport::tcp::host::{Arrived, HostQueue, HostQueueEvent, Payload};
 use capstan_transport::tcp::link::Link;
 use zerocopy::IntoBytes;
 
@@ -88,7 +88,7 @@ impl TcpQueue {
             done: Vec::new(),
         };
         let begin = Instant::now();
-        while !matches!(queue.event(), Some(Event::Ready(_))) {
+        while !matches!(queue.event(), Some(HostQueueEvent::Ready(_))) {
             assert!(begin.elapsed() < PATIENCE, "no ICResp");
         }
         queue
@@ -118,7 +118,7 @@ impl TcpQueue {
     }
 
     /// What has happened since it was last asked.
-    pub fn event(&mut self) -> Option<Event> {
+    pub fn event(&mut self) -> Option<HostQueueEvent> {
         if let Some(event) = self.queue.poll_event() {
             return Some(event);
         }
@@ -173,7 +173,7 @@ impl TcpQueue {
                 return self.done.remove(at);
             }
             match self.event() {
-                Some(Event::Response {
+                Some(HostQueueEvent::Response {
                     cqe,
                     memory,
                     arrived,
@@ -189,7 +189,7 @@ impl TcpQueue {
                     }
                     self.done.push((cqe, bytes));
                 }
-                Some(Event::Ended(why)) => panic!("the queue ended: {why}"),
+                Some(HostQueueEvent::Ended(why)) => panic!("the queue ended: {why}"),
                 _ => assert!(begin.elapsed() < PATIENCE, "no completion of {cid}"),
             }
         }
@@ -211,7 +211,7 @@ impl TcpQueue {
     pub fn wait_for_the_end(&mut self) -> String {
         let begin = Instant::now();
         loop {
-            if let Some(Event::Ended(why)) = self.event() {
+            if let Some(HostQueueEvent::Ended(why)) = self.event() {
                 return why.to_string();
             }
             assert!(begin.elapsed() < PATIENCE, "the queue did not end");

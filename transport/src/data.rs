@@ -127,14 +127,14 @@ pub(crate) fn narrow(bytes: usize) -> u32 {
 /// ([`Queue::host_memory`](crate::Queue::host_memory)) looks inside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
-    pub(crate) place: Place,
+    pub(crate) place: HostPlace,
     /// The key that the response is to invalidate.
     invalidate: Option<u32>,
 }
 
 /// Kinds of memory of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum HostPlace {
     /// The command has no data.
     #[default]
     None,
@@ -160,7 +160,7 @@ pub(crate) enum Place {
 }
 
 // In a command a list takes no more than one buffer.
-const _: () = assert!(size_of::<Place>() == size_of::<Option<KeyedBuffer>>());
+const _: () = assert!(size_of::<HostPlace>() == size_of::<Option<KeyedBuffer>>());
 
 /// A buffer of the host that RDMA reaches with `rkey`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ pub(crate) struct KeyedBuffer {
 
 impl HostMemory {
     #[inline]
-    pub(crate) fn new(place: Place, invalidate: Option<u32>) -> Self {
+    pub(crate) fn new(place: HostPlace, invalidate: Option<u32>) -> Self {
         Self { place, invalidate }
     }
 
@@ -183,12 +183,12 @@ impl HostMemory {
     #[must_use]
     pub fn len_bytes(&self) -> u32 {
         match &self.place {
-            Place::None => 0,
-            Place::InCapsule { length_bytes } | Place::Transport { length_bytes, .. } => {
+            HostPlace::None => 0,
+            HostPlace::InCapsule { length_bytes } | HostPlace::Transport { length_bytes, .. } => {
                 *length_bytes
             }
-            Place::Keyed(buffer) => buffer.len_bytes,
-            Place::KeyedList(list) => list
+            HostPlace::Keyed(buffer) => buffer.len_bytes,
+            HostPlace::KeyedList(list) => list
                 .buffers()
                 .iter()
                 .fold(0, |sum: u32, buffer| sum.saturating_add(buffer.len_bytes)),
@@ -201,8 +201,8 @@ impl HostMemory {
     #[inline]
     pub fn is_remote(&self) -> bool {
         match self.place {
-            Place::None | Place::InCapsule { .. } => false,
-            Place::Transport { .. } | Place::Keyed(_) | Place::KeyedList(_) => true,
+            HostPlace::None | HostPlace::InCapsule { .. } => false,
+            HostPlace::Transport { .. } | HostPlace::Keyed(_) | HostPlace::KeyedList(_) => true,
         }
     }
 
@@ -210,14 +210,17 @@ impl HostMemory {
     #[must_use]
     #[inline]
     pub fn is_one_place(&self) -> bool {
-        matches!(self.place, Place::Transport { .. } | Place::Keyed(_))
+        matches!(
+            self.place,
+            HostPlace::Transport { .. } | HostPlace::Keyed(_)
+        )
     }
 
     /// Whether the data came in the capsule.
     #[must_use]
     #[inline]
     pub fn is_in_capsule(&self) -> bool {
-        matches!(self.place, Place::InCapsule { .. })
+        matches!(self.place, HostPlace::InCapsule { .. })
     }
 
     /// What the response to the command is to invalidate, for
@@ -232,9 +235,9 @@ impl HostMemory {
     #[inline]
     pub(crate) fn keyed(&self) -> &[KeyedBuffer] {
         match &self.place {
-            Place::None | Place::InCapsule { .. } | Place::Transport { .. } => &[],
-            Place::Keyed(buffer) => std::slice::from_ref(buffer),
-            Place::KeyedList(list) => list.buffers(),
+            HostPlace::None | HostPlace::InCapsule { .. } | HostPlace::Transport { .. } => &[],
+            HostPlace::Keyed(buffer) => std::slice::from_ref(buffer),
+            HostPlace::KeyedList(list) => list.buffers(),
         }
     }
 
@@ -253,21 +256,21 @@ impl HostMemory {
             (rest.len_bytes > 0).then_some(rest)
         });
         let place = match &self.place {
-            Place::None => Place::None,
-            Place::InCapsule { length_bytes } => Place::InCapsule {
+            HostPlace::None => HostPlace::None,
+            HostPlace::InCapsule { length_bytes } => HostPlace::InCapsule {
                 length_bytes: length_bytes.saturating_sub(len_bytes),
             },
-            Place::Transport {
+            HostPlace::Transport {
                 cid,
                 offset_bytes,
                 length_bytes,
-            } => Place::Transport {
+            } => HostPlace::Transport {
                 cid: *cid,
                 offset_bytes: offset_bytes.saturating_add(len_bytes),
                 length_bytes: length_bytes.saturating_sub(len_bytes),
             },
-            Place::Keyed(_) => rest.last().map_or(Place::None, Place::Keyed),
-            Place::KeyedList(_) => Place::KeyedList(rest.collect()),
+            HostPlace::Keyed(_) => rest.last().map_or(HostPlace::None, HostPlace::Keyed),
+            HostPlace::KeyedList(_) => HostPlace::KeyedList(rest.collect()),
         };
         Self::new(place, self.invalidate)
     }
@@ -391,21 +394,21 @@ mod tests {
     #[test]
     fn what_is_behind_a_piece_begins_in_the_middle_of_a_buffer() {
         let at = |place| HostMemory::new(place, Some(7));
-        let one = at(Place::Keyed(buffer(0x1000, 100)));
+        let one = at(HostPlace::Keyed(buffer(0x1000, 100)));
         assert_eq!(rest(&one, 40), [(0x1028, 60)]);
         assert_eq!(rest(&one, 100), []);
         let list = [buffer(0x1000, 10), buffer(0x2000, 10)];
-        let list = at(Place::KeyedList(list.into_iter().collect()));
+        let list = at(HostPlace::KeyedList(list.into_iter().collect()));
         assert_eq!(rest(&list, 4), [(0x1004, 6), (0x2000, 10)]);
         assert_eq!(rest(&list, 10), [(0x2000, 10)]);
         let transport = |offset_bytes, length_bytes| {
-            at(Place::Transport {
+            at(HostPlace::Transport {
                 cid: 7,
                 offset_bytes,
                 length_bytes,
             })
         };
         assert_eq!(transport(0, 10).behind(4), transport(4, 6));
-        assert_eq!(rest(&at(Place::InCapsule { length_bytes: 20 }), 15), []);
+        assert_eq!(rest(&at(HostPlace::InCapsule { length_bytes: 20 }), 15), []);
     }
 }

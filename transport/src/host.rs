@@ -150,9 +150,9 @@ pub enum HostTransport {
 /// The queues of one association over their wire.
 pub enum HostWire {
     /// NVMe/RDMA.
-    Rdma(Box<rdma::host::HostWire>),
+    Rdma(Box<rdma::host::RdmaHostWire>),
     /// NVMe/TCP.
-    Tcp(Box<tcp::host_wire::HostWire>),
+    Tcp(Box<tcp::host_wire::TcpHostWire>),
 }
 
 /// What is done over either wire.
@@ -172,14 +172,14 @@ impl HostWire {
     /// This side lacks something.
     pub fn new(
         transport: HostTransport,
-        settings: rdma::host::Settings,
+        settings: rdma::host::RdmaHostSettings,
     ) -> Result<Self, OpenError> {
         Ok(match transport {
             HostTransport::Rdma(cm) => {
-                Self::Rdma(Box::new(rdma::host::HostWire::new(cm, settings)?))
+                Self::Rdma(Box::new(rdma::host::RdmaHostWire::new(cm, settings)?))
             }
             HostTransport::Tcp(digests) => {
-                Self::Tcp(Box::new(tcp::host_wire::HostWire::new(digests)?))
+                Self::Tcp(Box::new(tcp::host_wire::TcpHostWire::new(digests)?))
             }
         })
     }

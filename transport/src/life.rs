@@ -9,7 +9,7 @@ use crate::limits::CLOSE_TIMEOUT_US;
 use crate::queue::Queue;
 use crate::resources::{Memory, NoResources};
 use crate::tcp::limits::CLOSE_TIMEOUT_US as CLOSE_TCP_TIMEOUT_US;
-use crate::tcp::wire::Queue as TcpQueue;
+use crate::tcp::wire::TcpQueue;
 
 impl Queue {
     /// Whether what the queue is to be came with the request of the connection. Over NVMe/TCP its

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 
 use crate::limits::{INLINE_BYTES, send_wrs};
 use crate::queue::QueueId;
-use crate::rdma::{self, DevicePort, Place, not_posted};
+use crate::rdma::{self, DevicePlace, DevicePort, not_posted};
 use crate::resources::{Memory, NoResources};
 
 pub use capstan_rdma::contract::CmError;
@@ -378,8 +378,8 @@ impl Manager {
         request: &RdmaRequest,
         port: &mut DevicePort,
         (entries, memory): (u16, &Memory),
-    ) -> Result<rdma::Queue, AcceptError> {
-        let Place {
+    ) -> Result<rdma::RdmaQueue, AcceptError> {
+        let DevicePlace {
             holdings,
             responses,
             keys,
@@ -395,7 +395,7 @@ impl Manager {
             inline_bytes: INLINE_BYTES,
         };
         let qp = self.cm.create_qp(request.id, port.pd(), &config)?;
-        let mut queue = rdma::Queue::new(qp.into(), responses, keys, holdings);
+        let mut queue = rdma::RdmaQueue::new(qp.into(), responses, keys, holdings);
         queue.post_receives().map_err(not_posted)?;
         let accept = ConnectParam {
             private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())

@@ -139,15 +139,15 @@ impl fmt::Display for EndReason {
 )]
 pub enum Queue {
     /// NVMe/RDMA.
-    Rdma(rdma::Queue),
+    Rdma(rdma::RdmaQueue),
     /// NVMe/TCP.
-    Tcp(Box<tcp::wire::Queue>),
+    Tcp(Box<tcp::wire::TcpQueue>),
 }
 
 impl Queue {
     /// The queue, where it is over NVMe/RDMA.
     #[inline]
-    pub fn rdma(&mut self) -> Option<&mut rdma::Queue> {
+    pub fn rdma(&mut self) -> Option<&mut rdma::RdmaQueue> {
         match self {
             Self::Rdma(queue) => Some(queue),
             Self::Tcp(_) => None,
@@ -156,7 +156,7 @@ impl Queue {
 
     /// The queue, where it is over NVMe/TCP.
     #[inline]
-    pub fn tcp(&mut self) -> Option<&mut tcp::wire::Queue> {
+    pub fn tcp(&mut self) -> Option<&mut tcp::wire::TcpQueue> {
         match self {
             Self::Tcp(queue) => Some(queue),
             Self::Rdma(_) => None,
@@ -190,8 +190,8 @@ impl Queue {
         u32::try_from(buffers).unwrap_or(u32::MAX)
     }
 
-    /// Calls `take` with in-capsule data where it arrived, as [`rdma::Queue::consume`]. NVMe/TCP
-    /// leaves none in place.
+    /// Calls `take` with in-capsule data where it arrived, as [`rdma::RdmaQueue::consume`].
+    /// NVMe/TCP leaves none in place.
     #[inline]
     pub fn consume(&mut self, data: InPlace, take: impl FnMut(RawBytes<'_>) -> bool) -> bool {
         match self {
@@ -200,7 +200,7 @@ impl Queue {
         }
     }
 
-    /// Puts in-capsule data where it can stay, as [`rdma::Queue::land`].
+    /// Puts in-capsule data where it can stay, as [`rdma::RdmaQueue::land`].
     pub fn land(&mut self, data: InPlace) -> Option<Landed> {
         self.rdma()?.land(data)
     }

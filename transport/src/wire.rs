@@ -8,9 +8,9 @@ use crate::{rdma, tcp};
 /// A wire of one reactor. It is polled once per turn, and then asked for one event after the other.
 pub enum Wire<'a> {
     /// The queues on one RDMA device.
-    Rdma(&'a mut rdma::Wire),
+    Rdma(&'a mut rdma::RdmaWire),
     /// The sockets of NVMe/TCP.
-    Tcp(&'a mut tcp::wire::Wire),
+    Tcp(&'a mut tcp::wire::TcpWire),
 }
 
 impl Wire<'_> {
@@ -63,9 +63,9 @@ impl Wire<'_> {
 /// The queues over NVMe/RDMA, of those of both wires.
 struct OverRdma<'a, Q>(&'a mut Q);
 
-impl<Q: Queues<Queue>> Queues<rdma::Queue> for OverRdma<'_, Q> {
+impl<Q: Queues<Queue>> Queues<rdma::RdmaQueue> for OverRdma<'_, Q> {
     #[inline]
-    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::Queue> {
+    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::RdmaQueue> {
         self.0.queue(id)?.rdma()
     }
 
@@ -78,9 +78,9 @@ impl<Q: Queues<Queue>> Queues<rdma::Queue> for OverRdma<'_, Q> {
 /// The queues over NVMe/TCP, of those of both wires.
 struct OverTcp<'a, Q>(&'a mut Q);
 
-impl<Q: Queues<Queue>> Queues<tcp::wire::Queue> for OverTcp<'_, Q> {
+impl<Q: Queues<Queue>> Queues<tcp::wire::TcpQueue> for OverTcp<'_, Q> {
     #[inline]
-    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::Queue> {
+    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::TcpQueue> {
         self.0.queue(id)?.tcp()
     }
 

@@ -16,7 +16,7 @@ use crate::rdma::{self, DevicePort};
 use crate::resources::{Memory, NoResources};
 use crate::tcp;
 use crate::tcp::closing::ClosingSockets;
-use crate::tcp::controller::Settings;
+use crate::tcp::controller::IcSettings;
 use crate::wire::Wire;
 
 /// What the wires of a reactor are made of.
@@ -26,7 +26,7 @@ pub struct Parts {
     /// Whether queues share their receives where the device can.
     pub shared_receive_queue: bool,
     /// The sockets of NVMe/TCP.
-    pub sockets: tcp::wire::Wire,
+    pub sockets: tcp::wire::TcpWire,
     /// How many of them may be closing.
     pub closing_sockets_max: usize,
 }
@@ -35,7 +35,7 @@ pub struct Parts {
 pub struct Wires {
     providers: Vec<Provider>,
     shared_receive_queue: bool,
-    sockets: tcp::wire::Wire,
+    sockets: tcp::wire::TcpWire,
     closing: ClosingSockets,
 }
 
@@ -215,7 +215,7 @@ impl Wires {
         // For the data of its Connect.
         let page = memory.strangers.take(ADMIN_PIECE_BYTES);
         let page = page.ok_or(NoResources::Places)?;
-        let accepted = (self.sockets).accept(id, request, Settings::default(), now_us);
+        let accepted = (self.sockets).accept(id, request, IcSettings::default(), now_us);
         let mut queue = accepted.map_err(AcceptError::Socket)?;
         queue.with(|queue| queue.give(page));
         Ok(Queue::Tcp(Box::new(queue)))
@@ -308,7 +308,7 @@ impl Provider {
         entries: u16,
         memory: &Memory,
         shared_receive_queue: bool,
-    ) -> Result<rdma::Queue, AcceptError> {
+    ) -> Result<rdma::RdmaQueue, AcceptError> {
         let Self { manager, ports, .. } = self;
         let device = manager.device(request)?;
         let at = match ports.iter().position(|port| port.is_of(&device)) {

@@ -14,7 +14,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::DeviceAttributes;
 use capstan_reactor::Armed;
 use capstan_transport::host::{HostEvent, HostTransport, HostWire, WindowsClosed};
-use capstan_transport::rdma::host::Settings;
+use capstan_transport::rdma::host::RdmaHostSettings;
 use zerocopy::FromZeros;
 
 use super::io::{Completion, Direction, Io, Op, Refused, Source, SubmitError};
@@ -149,7 +149,7 @@ impl AssociationEngine {
     ) -> Result<Self, ConnectError> {
         let io_queues = config.host.nr_io_queues;
         let memory = Memory::new(config.data_bytes)?;
-        let settings = Settings {
+        let settings = RdmaHostSettings {
             admin_entries: crate::host::ADMIN_QUEUE_ENTRIES,
             io_queues,
             io_entries: config.host.queue_size,

@@ -16,9 +16,9 @@
 //! (completions of disks), [`waiting`] (commands that wait for a buffer, for room or for their
 //! turn), [`lease`] (how many buffers an association may have), [`share`] (how much a turn moves),
 //! [`stall`] (hosts that make no progress). What differs from wire to wire is behind
-//! [`capstan_transport::Wires`] and its queues. One turn handles what is ready, then rings one doorbell per
-//! connection, continues some of the commands that waited and rings for those, and enters the
-//! kernel once for storage, however many operations there are.
+//! [`capstan_transport::Wires`] and its queues. One turn handles what is ready, then rings one
+//! doorbell per connection, continues some of the commands that waited and rings for those, and
+//! enters the kernel once for storage, however many operations there are.
 
 mod accept;
 mod admin;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::queue::Queue;
+use super::queue::RdmaQueue;
 use crate::queue::{Event, FenceNumber, QueueId, Queues};
 
 /// Queues whose arrivals are followed. That costs the capsules nothing: the provider passes the
@@ -72,7 +72,7 @@ impl Fences {
     }
 
     /// Looks which marks have been passed, before completions are polled.
-    pub(super) fn look(&mut self, queues: &mut impl Queues<Queue>) {
+    pub(super) fn look(&mut self, queues: &mut impl Queues<RdmaQueue>) {
         for fence in &mut self.all {
             let queue = queues.queue(fence.queue);
             fence.passed |= queue.is_none_or(|queue| queue.has_passed_begun(fence.mark));

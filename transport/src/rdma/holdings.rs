@@ -7,13 +7,13 @@ use capstan_memory::Pool;
 
 use super::queue::Keys;
 use super::registered::Registered;
-use super::shared::Shared;
+use super::shared::RdmaShared;
 use crate::limits::{STRANGER_RECEIVES, completions, discovery_completions};
 use crate::resources::NoResources;
 
 /// What a queue has of its device. It goes back when this is dropped.
 pub struct Holdings {
-    shared: Rc<Shared>,
+    shared: Rc<RdmaShared>,
     /// Receives that the queue posts itself; none where they are shared.
     receives: Vec<u32>,
     of: Of,
@@ -36,7 +36,7 @@ impl Holdings {
     /// # Errors
     /// There is none.
     pub(super) fn place(
-        shared: &Rc<Shared>,
+        shared: &Rc<RdmaShared>,
         registered: &Rc<Registered>,
     ) -> Result<Self, NoResources> {
         let receives = shared.receives().take_place();
@@ -57,7 +57,7 @@ impl Holdings {
     /// # Errors
     /// What is missing.
     pub(super) fn queue(
-        shared: &Rc<Shared>,
+        shared: &Rc<RdmaShared>,
         entries: u16,
         extra_bytes: u32,
         pool: &Pool,
@@ -74,7 +74,7 @@ impl Holdings {
 
     /// Whether [`Holdings::queue`] would succeed now, for which nothing is taken.
     pub(super) fn check(
-        shared: &Shared,
+        shared: &RdmaShared,
         entries: u16,
         extra_bytes: u32,
         pool: &Pool,
@@ -86,7 +86,7 @@ impl Holdings {
 
     /// What the queue shares with its wire.
     #[inline]
-    pub(super) fn shared(&self) -> &Rc<Shared> {
+    pub(super) fn shared(&self) -> &Rc<RdmaShared> {
         &self.shared
     }
 

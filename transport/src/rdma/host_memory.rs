@@ -5,7 +5,7 @@ use capstan_nvme_proto::rdma_sgl::{self, CommandData};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::transfer::DataTransfer;
 
-use crate::data::{CapsuleData, HostMemory, KeyedBuffer, Place, narrow};
+use crate::data::{CapsuleData, HostMemory, HostPlace, KeyedBuffer, narrow};
 
 /// As [`Queue::host_memory`](crate::Queue::host_memory), over NVMe/RDMA.
 ///
@@ -26,16 +26,16 @@ pub fn host_memory(
     let located = CommandData::of(transfer, sqe, capsule_data)?;
     let invalidate = located.rkey_to_invalidate();
     let place = match located {
-        CommandData::None => Place::None,
+        CommandData::None => HostPlace::None,
         CommandData::InCapsule(range) => {
             data.cut(&range);
-            Place::InCapsule {
+            HostPlace::InCapsule {
                 length_bytes: narrow(range.len()),
             }
         }
-        CommandData::Keyed(buffer) => Place::Keyed(keyed(&buffer)),
+        CommandData::Keyed(buffer) => HostPlace::Keyed(keyed(&buffer)),
         CommandData::KeyedList(list) => {
-            Place::KeyedList(list.buffers().map(|buffer| keyed(&buffer)).collect())
+            HostPlace::KeyedList(list.buffers().map(|buffer| keyed(&buffer)).collect())
         }
     };
     Ok(HostMemory::new(place, invalidate))

@@ -1,11 +1,11 @@
 //! A queue over RDMA: what a queue does, in work requests and completions of one queue pair.
 //!
-//! * What the queues on one device share with their wire: `Shared`, and in it [`Receives`].
+//! * What the queues on one device share with their wire: `RdmaShared`, and in it [`Receives`].
 //! * What one of them has of that: [`Holdings`].
-//! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
-//!   are under way.
+//! * One of them: [`RdmaQueue`]. It posts RDMA READs and WRITEs and responses, and knows which of
+//!   them are under way.
 //! * The device under them, and what is left of it: `DevicePort`.
-//! * What happens on them: [`Wire`], which tells their completions apart.
+//! * What happens on them: [`RdmaWire`], which tells their completions apart.
 //! * Buffers that data is pulled into: [`Sinks`]; buffers that it is pushed from: `Sources`.
 //! * Which work request a completion is of: `WrId`.
 //! * Where the data of a command is, by its SGL: [`host_memory()`].
@@ -30,12 +30,12 @@ mod wr_id;
 
 pub use holdings::Holdings;
 pub use host_memory::host_memory;
-pub(crate) use port::{DevicePort, Place};
+pub(crate) use port::{DevicePlace, DevicePort};
 pub(crate) use queue::not_posted;
-pub use queue::{Keys, Queue, Zeroes};
+pub use queue::{Keys, RdmaQueue, Zeroes};
 pub use receives::Receives;
 pub use sinks::Sinks;
-pub use wire::Wire;
+pub use wire::RdmaWire;
 
 #[cfg(test)]
 pub(crate) mod tests {

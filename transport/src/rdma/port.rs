@@ -12,7 +12,7 @@ use super::queue::{Keys, own_bytes};
 use super::receives::Receives;
 use super::registered::Registered;
 use super::room::Depths;
-use super::wire::Wire;
+use super::wire::RdmaWire;
 use crate::limits::{
     IN_CAPSULE_BYTES, INITIATOR_DEPTH_MAX, PLACE_RESPONSE_BYTES, SQE_BYTES, STRANGER_COMPLETIONS,
     send_wrs,
@@ -22,13 +22,13 @@ use crate::resources::{Memory, NoResources};
 /// One device of a provider, opened when its first connection arrives. Dropped in the order of its
 /// fields, once its connections are gone: first what the device writes with, then the memory.
 pub(crate) struct DevicePort {
-    pub(crate) wire: Wire,
+    pub(crate) wire: RdmaWire,
     registered: Rc<Registered>,
     device: Rc<dyn Device>,
 }
 
 /// What a connection has that is no queue yet.
-pub(crate) struct Place {
+pub(crate) struct DevicePlace {
     pub(crate) holdings: Holdings,
     /// Memory for its response.
     pub(crate) responses: Buffer,
@@ -60,7 +60,7 @@ impl DevicePort {
         let places = depths.places(memory.places);
         let (_, lkey) = registered.keys().queues;
         let receives = Receives::new(srq, depths.receives, lkey, &memory.queues, places)?;
-        let wire = Wire::new(cq, depths.completions, receives);
+        let wire = RdmaWire::new(cq, depths.completions, receives);
         (wire.shared().completions()).take(places * STRANGER_COMPLETIONS)?;
         Ok(Self {
             wire,
@@ -106,7 +106,11 @@ impl DevicePort {
     ///
     /// # Errors
     /// What is missing.
-    pub(crate) fn take_place(&self, entries: u16, memory: &Memory) -> Result<Place, NoResources> {
+    pub(crate) fn take_place(
+        &self,
+        entries: u16,
+        memory: &Memory,
+    ) -> Result<DevicePlace, NoResources> {
         let (wanted, most) = (send_wrs(entries), self.device.attributes().qp_wr_max);
         if wanted > most {
             return Err(NoResources::Device(format!(
@@ -118,7 +122,7 @@ impl DevicePort {
         Holdings::check(shared, entries, own_bytes(entries), &memory.queues)?;
         let holdings = Holdings::place(shared, &self.registered)?;
         let responses = memory.strangers.take(PLACE_RESPONSE_BYTES);
-        Ok(Place {
+        Ok(DevicePlace {
             holdings,
             responses: responses.ok_or(NoResources::Places)?,
             keys: self.registered.place_keys(),

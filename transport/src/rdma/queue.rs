@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 use super::holdings::Holdings;
 use super::in_place::InPlaceReceives;
 use super::responses::Responses;
-use super::shared::Shared;
+use super::shared::RdmaShared;
 use super::sinks::{Sink, Sinks};
 use super::sources::Sources;
 use super::wr_id::WrId;
@@ -71,7 +71,7 @@ impl Keys {
 
 /// A queue over one queue pair. What is posted leaves when its wire is flushed, or before that
 /// where it costs nothing.
-pub struct Queue {
+pub struct RdmaQueue {
     // Dropped before the sinks and sources, which the device may write and read until then.
     qp: Pair,
     /// Sinks of the pulls under way, oldest first: work requests of a queue pair complete in the
@@ -117,7 +117,7 @@ enum Life {
     Quiescent,
 }
 
-impl Queue {
+impl RdmaQueue {
     /// A queue over `qp`, with a buffer for its response capsules, and what it has of its device.
     #[must_use]
     pub fn new(qp: Pair, responses: Buffer, keys: Keys, holdings: Holdings) -> Self {
@@ -148,7 +148,7 @@ impl Queue {
 
     /// What it shares with its wire.
     #[inline]
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &RdmaShared {
         self.holdings.shared()
     }
 
@@ -168,7 +168,7 @@ impl Queue {
         self.qp.enable_zero_copy_receive(SQE_BYTES);
     }
 
-    /// As [`Queue::accepted`], by a manager that calls the connection `connection`.
+    /// As [`RdmaQueue::accepted`], by a manager that calls the connection `connection`.
     pub(crate) fn accepted_as(&mut self, connection: ConnectionId) {
         self.connection = Some(connection);
         self.accepted();
@@ -562,7 +562,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for RdmaQueue {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             self.shared().forget(id, self.qp.num());

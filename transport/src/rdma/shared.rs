@@ -12,7 +12,7 @@ use super::room::Room;
 use crate::queue::{Event, QueueId};
 
 /// What the queues on one device share with their wire.
-pub(super) struct Shared {
+pub(super) struct RdmaShared {
     /// The receives of all queues on the device.
     receives: RefCell<Receives>,
     /// Entries of the completion queue that queues may need.
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     full: RefCell<Vec<QueueId>>,
 }
 
-impl Shared {
+impl RdmaShared {
     /// For a completion queue that has at most `depth` completions at once.
     pub(super) fn new(receives: Receives, depth: u32) -> Self {
         Self {

@@ -7,10 +7,10 @@ use crate::queue::Tag;
 /// The buffers that the device may read, by the command whose data they have: one at most of each.
 #[derive(Default)]
 pub(super) struct Sources {
-    slots: Vec<Option<Source>>,
+    slots: Vec<Option<HeldSource>>,
 }
 
-struct Source {
+struct HeldSource {
     buffer: Buffer,
     /// A signaled work request is behind it: with its completion the device has read the buffer.
     is_followed: bool,
@@ -25,7 +25,7 @@ impl Sources {
             self.slots.resize_with(slot + 1, || None);
         }
         if let Some(place) = self.slots.get_mut(slot) {
-            *place = Some(Source {
+            *place = Some(HeldSource {
                 buffer,
                 is_followed: false,
             });

@@ -10,9 +10,9 @@ use capstan_rdma::contract::{CompletionQueue, QpNum, WcStatus, WorkCompletion};
 use capstan_rdma::direct::WC_ZERO_COPY;
 
 use super::holdings::Holdings;
-use super::queue::Queue;
+use super::queue::RdmaQueue;
 use super::receives::Receives;
-use super::shared::Shared;
+use super::shared::RdmaShared;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed, Receive};
 use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
@@ -20,9 +20,9 @@ use crate::queue::{Capsule, EndReason, Event, Pulled, QueueId, Queues, Tag};
 use crate::resources::NoResources;
 
 /// The queues on one device share a completion queue and receives.
-pub struct Wire {
+pub struct RdmaWire {
     cq: Rc<dyn CompletionQueue>,
-    shared: Rc<Shared>,
+    shared: Rc<RdmaShared>,
     /// What the last poll took.
     completions: Box<[WorkCompletion]>,
     polled: usize,
@@ -34,13 +34,13 @@ pub struct Wire {
     flushing: Vec<QueueId>,
 }
 
-impl Wire {
+impl RdmaWire {
     /// Of a device whose queues have their completions in `cq`, at most `depth` at once.
     #[must_use]
     pub fn new(cq: Rc<dyn CompletionQueue>, depth: u32, receives: Receives) -> Self {
         Self {
             cq,
-            shared: Rc::new(Shared::new(receives, depth)),
+            shared: Rc::new(RdmaShared::new(receives, depth)),
             completions: vec![WorkCompletion::EMPTY; COMPLETIONS_PER_TURN].into(),
             polled: 0,
             done: 0,
@@ -65,12 +65,12 @@ impl Wire {
     }
 
     /// What it shares with its queues.
-    pub(super) fn shared(&self) -> &Rc<Shared> {
+    pub(super) fn shared(&self) -> &Rc<RdmaShared> {
         &self.shared
     }
 
     /// Makes sure that everything a queue of `entries` can have outstanding fits the device and the
-    /// memory of `pool` beside what has been promised to others, for [`Queue::new`].
+    /// memory of `pool` beside what has been promised to others, for [`RdmaQueue::new`].
     ///
     /// # Errors
     /// What is missing.
@@ -79,7 +79,7 @@ impl Wire {
     }
 
     /// From now on events of `queue` have the name `id`, until it is dropped.
-    pub fn add(&mut self, id: QueueId, queue: &mut Queue) {
+    pub fn add(&mut self, id: QueueId, queue: &mut RdmaQueue) {
         self.shared.queue_of().insert(queue.num(), id);
         queue.name(id);
     }
@@ -99,7 +99,7 @@ impl Wire {
 
     /// Takes what has happened since the last poll, up to a budget; data that came in place must
     /// have been taken by then. Returns how many completions that is.
-    pub fn poll(&mut self, queues: &mut impl Queues<Queue>) -> u32 {
+    pub fn poll(&mut self, queues: &mut impl Queues<RdmaQueue>) -> u32 {
         if self.has_fences() {
             self.shared.fences().look(queues);
         }
@@ -118,7 +118,7 @@ impl Wire {
 
     /// Providers were full, and polling may have changed that.
     #[cold]
-    fn look_for_room(&mut self, queues: &mut impl Queues<Queue>) {
+    fn look_for_room(&mut self, queues: &mut impl Queues<RdmaQueue>) {
         let ready = &mut *self.shared.ready();
         self.shared.full().retain(|&id| {
             let Some(queue) = queues.queue(id) else {
@@ -134,7 +134,7 @@ impl Wire {
 
     /// The next event of what was polled.
     #[inline]
-    pub fn next_event(&mut self, queues: &mut impl Queues<Queue>) -> Option<(QueueId, Event)> {
+    pub fn next_event(&mut self, queues: &mut impl Queues<RdmaQueue>) -> Option<(QueueId, Event)> {
         while self.done < self.polled {
             let completion = self.completions.get(self.done)?;
             self.done += 1;
@@ -185,7 +185,7 @@ impl Wire {
 
     /// The end of a turn: hands everything that its queues have posted to the device, with one
     /// doorbell per queue.
-    pub fn flush(&mut self, queues: &mut impl Queues<Queue>) {
+    pub fn flush(&mut self, queues: &mut impl Queues<RdmaQueue>) {
         std::mem::swap(&mut self.flushing, &mut *self.shared.unflushed());
         for id in self.flushing.drain(..) {
             if let Some(queue) = queues.queue(id) {
@@ -211,7 +211,7 @@ impl Wire {
 /// A capsule that has come and took no receive; `None` when the queue has ended, and the capsule
 /// with it.
 #[inline]
-fn lent(queue: &mut Queue, completion: &WorkCompletion) -> Option<Capsule> {
+fn lent(queue: &mut RdmaQueue, completion: &WorkCompletion) -> Option<Capsule> {
     let message = completion.wr_id;
     let head = queue.sqe_of(message)?;
     let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
@@ -232,7 +232,7 @@ fn lent(queue: &mut Queue, completion: &WorkCompletion) -> Option<Capsule> {
 
 /// A message of `byte_len` bytes has come into the receive of a slot, which is posted again at once
 /// where no data came behind the SQE.
-fn landed(queue: &mut Queue, slot: u32, byte_len: u32) -> Event {
+fn landed(queue: &mut RdmaQueue, slot: u32, byte_len: u32) -> Event {
     let (sqe, buffer) = queue.take_received(slot, byte_len > SQE_BYTES);
     let data = buffer.map_or(CapsuleData::None, |buffer| {
         CapsuleData::Landed(Landed {
@@ -247,7 +247,7 @@ fn landed(queue: &mut Queue, slot: u32, byte_len: u32) -> Event {
 
 /// A message of `byte_len` bytes has come into a receive in the place of a discovery controller's
 /// queue: an SQE, and perhaps SGL descriptors.
-fn in_place(queue: &mut Queue, at: u16, byte_len: u32) -> Event {
+fn in_place(queue: &mut RdmaQueue, at: u16, byte_len: u32) -> Event {
     let (sqe, list) = queue.take_in_place(at, byte_len.saturating_sub(SQE_BYTES));
     let data = if list.is_empty() {
         CapsuleData::None
@@ -263,7 +263,7 @@ fn in_place(queue: &mut Queue, at: u16, byte_len: u32) -> Event {
 
 /// What was in the receive, where that was a capsule.
 fn capsule(
-    queue: &mut Queue,
+    queue: &mut RdmaQueue,
     sqe: [u8; SQE_BYTES as usize],
     data: CapsuleData,
     byte_len: u32,
@@ -285,7 +285,7 @@ fn capsule(
 
 /// A work request has ended.
 #[inline]
-fn sent(queue: &mut Queue, wr_id: Option<WrId>, status: WcStatus) -> Option<Event> {
+fn sent(queue: &mut RdmaQueue, wr_id: Option<WrId>, status: WcStatus) -> Option<Event> {
     if status != WcStatus::Success {
         let why = || EndReason::Lost(format!("a work request ended with: {status}"));
         return (!queue.has_ended()).then(|| ended(queue, why()));
@@ -310,7 +310,7 @@ fn sent(queue: &mut Queue, wr_id: Option<WrId>, status: WcStatus) -> Option<Even
     }
 }
 
-fn ended(queue: &mut Queue, why: EndReason) -> Event {
+fn ended(queue: &mut RdmaQueue, why: EndReason) -> Event {
     queue.take_nothing_more();
     Event::Ended(why)
 }

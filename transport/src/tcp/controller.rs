@@ -1,6 +1,6 @@
 //! The controller's side of a queue, without I/O: bytes and time in, bytes and events out.
 //!
-//! * What both sides have agreed on: [`Settings`], [`Connected`].
+//! * What both sides have agreed on: [`IcSettings`], [`Connected`].
 //! * What happens: [`Event`].
 //! * Data from the host (R2T, H2CData): `pull`; to it (C2HData): `push`.
 //! * Responses: `respond`.
@@ -32,13 +32,13 @@ use capstan_nvme_proto::tcp::writer::PduWriter;
 use super::limits::{R2TS_MAX, STAGED_MAX_BYTES};
 use super::outgoing::{Mark, Outgoing};
 use super::staging::Staging;
-use super::stream::{Place, Side, Stream};
+use super::stream::{Side, SocketPlace, Stream};
 use crate::data::CapsuleData;
 use crate::queue::{End, EndReason, Event, Tag};
 
 pub use headway::{Goes, Headway};
 pub use push::Part;
-pub use settings::{Connected, Settings};
+pub use settings::{Connected, IcSettings};
 
 /// A pull that is under way.
 struct Pull {
@@ -86,7 +86,7 @@ pub struct ControllerQueue {
 }
 
 struct ControllerSide {
-    settings: Settings,
+    settings: IcSettings,
     /// Buffers for in-capsule data.
     free: Vec<Buffer>,
     agreed: Option<(Agreed, PduWriter)>,
@@ -119,7 +119,7 @@ struct ControllerSide {
 impl ControllerQueue {
     /// The queue of a new connection.
     #[must_use]
-    pub fn new(settings: Settings, now_us: u64) -> Self {
+    pub fn new(settings: IcSettings, now_us: u64) -> Self {
         let reader = PduReader::controller(ADMIN_IN_CAPSULE_BYTES);
         Self {
             stream: Stream::new(Role::Controller, reader, now_us),
@@ -181,7 +181,7 @@ impl ControllerQueue {
 
     /// Where the next bytes of the connection belong, when there are
     /// [`DIRECT_MIN_BYTES`](super::limits::DIRECT_MIN_BYTES) of them.
-    pub fn place(&mut self) -> Option<Place> {
+    pub fn place(&mut self) -> Option<SocketPlace> {
         let due = self.stream.direct_due_bytes()?;
         self.side.place(due)
     }

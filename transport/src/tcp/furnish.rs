@@ -4,11 +4,11 @@
 use capstan_memory::{Buffer, Pool};
 
 use super::controller::Connected;
-use super::wire::Queue;
+use super::wire::TcpQueue;
 use crate::limits::{ADMIN_PIECE_BYTES, IN_CAPSULE_BYTES, SPARE_BYTES};
 use crate::resources::{Memory, NoResources};
 
-impl Queue {
+impl TcpQueue {
     /// Gives it a buffer for the in-capsule data of each entry instead of the page of its place.
     /// Returns a spare one.
     ///

@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 
 use super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES};
 use super::outgoing::{crc32c, crc32c_raw};
-use super::stream::{Place, Side, Stream, is_intact};
+use super::stream::{Side, SocketPlace, Stream, is_intact};
 use crate::data::Full;
 use crate::queue::{End, EndReason};
 
@@ -52,7 +52,7 @@ pub enum Arrived {
 
 /// What happens on the host's side of a queue.
 #[derive(Debug)]
-pub enum Event {
+pub enum HostQueueEvent {
     /// The connection is set up: commands may be sent.
     Ready(Agreed),
     /// A command is complete.
@@ -69,7 +69,7 @@ pub enum Event {
     /// The queue takes nothing any more.
     Ended(EndReason),
     /// The memory of a command that has no response, by its CID; only before
-    /// [`Event::Quiesced`].
+    /// [`HostQueueEvent::Quiesced`].
     Returned(u16, Buffer),
     /// The last event: every buffer has been returned.
     Quiesced,
@@ -110,7 +110,7 @@ struct HostSide {
     /// Commands whose data comes from the controller, at least [`DIRECT_MIN_BYTES`] of it.
     large: u32,
     wants_room: bool,
-    events: VecDeque<Event>,
+    events: VecDeque<HostQueueEvent>,
 }
 
 impl HostQueue {
@@ -141,8 +141,8 @@ impl HostQueue {
         }
     }
 
-    /// Sends a command, and fills in its SGL. Its memory comes back with [`Event::Response`] or
-    /// [`Event::Returned`].
+    /// Sends a command, and fills in its SGL. Its memory comes back with
+    /// [`HostQueueEvent::Response`] or [`HostQueueEvent::Returned`].
     ///
     /// # Errors
     /// The payload: until there is room; or for good, where the queue has ended or is not ready,
@@ -235,7 +235,7 @@ impl HostQueue {
     }
 
     /// Where the next bytes of the connection belong, when there are [`DIRECT_MIN_BYTES`] of them.
-    pub fn place(&mut self) -> Option<Place> {
+    pub fn place(&mut self) -> Option<SocketPlace> {
         let due = self.stream.direct_due_bytes()?;
         self.side.place(due)
     }
@@ -272,7 +272,7 @@ impl HostQueue {
     }
 
     /// The next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<HostQueueEvent> {
         self.side.events.pop_front()
     }
 
@@ -301,7 +301,7 @@ impl HostQueue {
         });
         if side.wants_room && self.stream.out.staged_bytes() <= STAGED_MAX_BYTES / 2 {
             side.wants_room = false;
-            side.events.push_back(Event::Room);
+            side.events.push_back(HostQueueEvent::Room);
         }
     }
 
@@ -322,7 +322,7 @@ impl HostQueue {
         self.stream.wants_close()
     }
 
-    /// The connection is closed: all memory comes back, and then [`Event::Quiesced`].
+    /// The connection is closed: all memory comes back, and then [`HostQueueEvent::Quiesced`].
     pub fn closed(&mut self) {
         let side = &mut self.side;
         if self.stream.is_open() {
@@ -331,10 +331,11 @@ impl HostQueue {
         if self.stream.closed() {
             for command in side.commands.iter_mut().filter_map(Option::take) {
                 if let Some(memory) = command.memory {
-                    side.events.push_back(Event::Returned(command.cid, memory));
+                    side.events
+                        .push_back(HostQueueEvent::Returned(command.cid, memory));
                 }
             }
-            side.events.push_back(Event::Quiesced);
+            side.events.push_back(HostQueueEvent::Quiesced);
         }
     }
 }
@@ -369,12 +370,12 @@ impl HostSide {
             .ok_or_else(|| Fault::unknown_command(pdu, cid))
     }
 
-    fn place(&mut self, due: u32) -> Option<Place> {
+    fn place(&mut self, due: u32) -> Option<SocketPlace> {
         let data = self.landing.as_ref()?;
         let at = data.offset_bytes.saturating_add(self.landed_bytes);
         let cid = data.cid;
         let command = self.outstanding(cid)?;
-        Place::of(command.memory.as_mut()?, at, due)
+        SocketPlace::of(command.memory.as_mut()?, at, due)
     }
 
     fn moved(&mut self, bytes: usize) {
@@ -387,7 +388,7 @@ impl HostSide {
         stream.reader.agree(&agreed);
         stream.set_up();
         self.agreed = Some((agreed, PduWriter::new(Role::Host, &agreed)));
-        self.events.push_back(Event::Ready(agreed));
+        self.events.push_back(HostQueueEvent::Ready(agreed));
     }
 
     fn r2t(&mut self, r2t: &R2t) -> Result<(), Fault> {
@@ -456,7 +457,7 @@ impl HostSide {
             (true, false) => Arrived::Short,
             (true, true) => Arrived::Whole,
         };
-        self.events.push_back(Event::Response {
+        self.events.push_back(HostQueueEvent::Response {
             cqe,
             memory,
             arrived,
@@ -551,6 +552,6 @@ impl Side for HostSide {
         self.landing = None;
         self.answers.clear();
         self.large = 0;
-        self.events.push_back(Event::Ended(reason));
+        self.events.push_back(HostQueueEvent::Ended(reason));
     }
 }

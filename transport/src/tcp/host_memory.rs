@@ -5,7 +5,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::command::CommandData;
 use capstan_nvme_proto::transfer::DataTransfer;
 
-use crate::data::{CapsuleData, HostMemory, Place, narrow};
+use crate::data::{CapsuleData, HostMemory, HostPlace, narrow};
 
 /// As [`Queue::host_memory`](crate::Queue::host_memory), over NVMe/TCP.
 ///
@@ -21,14 +21,14 @@ pub fn host_memory(
         return Ok(HostMemory::default());
     }
     let place = match CommandData::of(transfer, &sqe.sgl()?, data.len_bytes())? {
-        CommandData::None => Place::None,
+        CommandData::None => HostPlace::None,
         CommandData::InCapsule(range) => {
             data.cut(&range);
-            Place::InCapsule {
+            HostPlace::InCapsule {
                 length_bytes: narrow(range.len()),
             }
         }
-        CommandData::Transport { length_bytes } => Place::Transport {
+        CommandData::Transport { length_bytes } => HostPlace::Transport {
             cid: sqe.cid.get(),
             offset_bytes: 0,
             length_bytes,
@@ -50,7 +50,7 @@ mod tests {
         sqe.dptr = Sgl::Transport { length_bytes: 8192 }.encode();
         let read = DataTransfer::ControllerToHost { bytes: 4096 };
         let memory = host_memory(&sqe, read, &mut CapsuleData::None).unwrap();
-        let expected = Place::Transport {
+        let expected = HostPlace::Transport {
             cid: 7,
             offset_bytes: 0,
             length_bytes: 4096,

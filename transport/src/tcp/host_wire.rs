@@ -19,17 +19,17 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, connect, socket,
 };
 
-use super::host::{Arrived, Event, HostQueue, Payload};
+use super::host::{Arrived, HostQueue, HostQueueEvent, Payload};
 use super::limits::SCRATCH_BYTES;
 use super::link::{Link, reset_when_closed};
 use crate::host::{HostEnd, HostEvent, Offer, OpenError, OpenQueue, Response, SendError, Span};
 use crate::queue::EndReason;
 
 /// The queues of one association over NVMe/TCP.
-pub struct HostWire {
+pub struct TcpHostWire {
     /// By QID.
-    queues: Vec<Option<Connection>>,
-    opening: Option<Opening>,
+    queues: Vec<Option<TcpHostConnection>>,
+    opening: Option<TcpOpening>,
     epoll: Epoll,
     digests: Digests,
     scratch: Box<[u8]>,
@@ -37,7 +37,7 @@ pub struct HostWire {
     waiting: Vec<(u16, HostEvent)>,
 }
 
-struct Connection {
+struct TcpHostConnection {
     qid: u16,
     queue: HostQueue,
     link: Link,
@@ -46,7 +46,7 @@ struct Connection {
 }
 
 /// A connection being made.
-struct Opening {
+struct TcpOpening {
     queue: OpenQueue,
     deadline_us: u64,
     step: Step,
@@ -56,10 +56,10 @@ enum Step {
     /// TCP connects.
     Connecting(TcpStream),
     /// ICResp is awaited.
-    SettingUp(Box<Connection>),
+    SettingUp(Box<TcpHostConnection>),
 }
 
-impl HostWire {
+impl TcpHostWire {
     /// Asks for `digests` on each queue.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl HostWire {
             .map_err(|error| connecting_failed(&queue, &error))?;
         self.watch(&stream, EpollFlags::EPOLLOUT)
             .map_err(|error| connecting_failed(&queue, &error))?;
-        self.opening = Some(Opening {
+        self.opening = Some(TcpOpening {
             deadline_us: now_us.saturating_add(queue.timeout_us),
             step: Step::Connecting(stream),
             queue,
@@ -119,7 +119,7 @@ impl HostWire {
         connection.is_some_and(|connection| connection.queue.has_room())
     }
 
-    /// Sends a command, whose data pointer this fills in. It leaves with [`HostWire::flush`].
+    /// Sends a command, whose data pointer this fills in. It leaves with [`TcpHostWire::flush`].
     ///
     /// # Errors
     /// The queue is to be closed.
@@ -163,7 +163,7 @@ impl HostWire {
     }
 
     /// Takes what has happened to commands, within the budget of a turn. Whether anything has. The
-    /// Admin queue has its turn in [`HostWire::poll_connections`].
+    /// Admin queue has its turn in [`TcpHostWire::poll_connections`].
     pub fn poll(&mut self, now_us: u64, events: &mut Vec<(u16, HostEvent)>) -> bool {
         let mut busy = !self.waiting.is_empty();
         events.append(&mut self.waiting);
@@ -187,7 +187,7 @@ impl HostWire {
     }
 
     fn continue_opening(&mut self, now_us: u64, events: &mut Vec<(u16, HostEvent)>) -> bool {
-        let Some(Opening {
+        let Some(TcpOpening {
             queue,
             deadline_us,
             step,
@@ -212,12 +212,12 @@ impl HostWire {
                     .link
                     .receive(&mut connection.queue, &mut self.scratch, now_us);
                 match connection.queue.poll_event() {
-                    Some(Event::Ready(_)) => {
+                    Some(HostQueueEvent::Ready(_)) => {
                         self.established(*connection);
                         events.push((qid, HostEvent::Connected(None)));
                         Ok(None)
                     }
-                    Some(Event::Ended(reason)) => Err(OpenError::Disconnected(format!(
+                    Some(HostQueueEvent::Ended(reason)) => Err(OpenError::Disconnected(format!(
                         "before ICResp: {}",
                         end_text(reason)
                     ))),
@@ -229,7 +229,7 @@ impl HostWire {
         match step {
             Ok(None) => true,
             Ok(Some(step)) => {
-                self.opening = Some(Opening {
+                self.opening = Some(TcpOpening {
                     queue,
                     deadline_us,
                     step,
@@ -256,7 +256,7 @@ impl HostWire {
             maxr2t: 1,
         };
         let commands = queue.entries.saturating_sub(1);
-        let mut connection = Connection {
+        let mut connection = TcpHostConnection {
             qid: queue.qid,
             queue: HostQueue::new(request, commands, queue.flow_control, now_us),
             link: Link::new(stream).map_err(failed)?,
@@ -266,7 +266,7 @@ impl HostWire {
         Ok(Step::SettingUp(Box::new(connection)))
     }
 
-    fn established(&mut self, connection: Connection) {
+    fn established(&mut self, connection: TcpHostConnection) {
         let at = usize::from(connection.qid);
         if self.queues.len() <= at {
             self.queues.resize_with(at + 1, || None);
@@ -308,13 +308,13 @@ impl HostWire {
     }
 }
 
-impl Drop for HostWire {
+impl Drop for TcpHostWire {
     fn drop(&mut self) {
         self.close(false);
     }
 }
 
-impl Connection {
+impl TcpHostConnection {
     fn flush(&mut self, epoll: &Epoll) {
         self.link.send(&mut self.queue);
         let blocked = self.link.is_blocked();
@@ -349,17 +349,20 @@ impl Connection {
         let before = events.len();
         while let Some(event) = self.queue.poll_event() {
             let event = match event {
-                Event::Response { cqe, arrived, .. } => HostEvent::Response(Response {
+                HostQueueEvent::Response { cqe, arrived, .. } => HostEvent::Response(Response {
                     cqe: outcome(self.qid, cqe, arrived),
                     invalidated: None,
                 }),
-                Event::Ended(EndReason::Violation(what)) => {
+                HostQueueEvent::Ended(EndReason::Violation(what)) => {
                     HostEvent::Ended(Box::new(HostEnd::Violation(what)))
                 }
-                Event::Ended(reason) => {
+                HostQueueEvent::Ended(reason) => {
                     HostEvent::Ended(Box::new(HostEnd::Disconnected(end_text(reason))))
                 }
-                Event::Ready(_) | Event::Room | Event::Returned(..) | Event::Quiesced => continue,
+                HostQueueEvent::Ready(_)
+                | HostQueueEvent::Room
+                | HostQueueEvent::Returned(..)
+                | HostQueueEvent::Quiesced => continue,
             };
             events.push((self.qid, event));
         }

@@ -15,12 +15,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::controller::ControllerQueue;
 use super::host::HostQueue;
 use super::limits::{CALLS_PER_TURN, LARGE_HEAD_BYTES, PIECES_MAX};
-use super::stream::Place;
+use super::stream::SocketPlace;
 
 /// What a link does with a queue of either side.
-pub trait Queue {
+pub trait StreamQueue {
     /// [`ControllerQueue::place`].
-    fn place(&mut self) -> Option<Place>;
+    fn place(&mut self) -> Option<SocketPlace>;
     /// [`ControllerQueue::landed`].
     fn landed(&mut self, bytes: usize, now_us: u64);
     /// [`ControllerQueue::expects_large`].
@@ -44,8 +44,8 @@ pub trait Queue {
 // By path: a method call could find the one of the trait.
 macro_rules! queue {
     ($queue:ty) => {
-        impl Queue for $queue {
-            fn place(&mut self) -> Option<Place> {
+        impl StreamQueue for $queue {
+            fn place(&mut self) -> Option<SocketPlace> {
                 <$queue>::place(self)
             }
             fn landed(&mut self, bytes: usize, now_us: u64) {
@@ -182,7 +182,12 @@ impl Link {
     /// Hands to `queue` what has arrived. Bytes without a buffer of their own come into `scratch`,
     /// which has any content and some 64 KiB; the links of a thread share it. Returns whether
     /// anything came.
-    pub fn receive(&mut self, queue: &mut impl Queue, scratch: &mut [u8], now_us: u64) -> bool {
+    pub fn receive(
+        &mut self,
+        queue: &mut impl StreamQueue,
+        scratch: &mut [u8],
+        now_us: u64,
+    ) -> bool {
         let mut any = false;
         for _ in 0..CALLS_PER_TURN {
             let Some(stream) = &self.stream else { break };
@@ -239,7 +244,7 @@ impl Link {
 
     /// Sends what `queue` has to send, and closes the connection where `queue` wants that. Whether
     /// anything has left.
-    pub fn send(&mut self, queue: &mut impl Queue) -> bool {
+    pub fn send(&mut self, queue: &mut impl StreamQueue) -> bool {
         let mut any = false;
         self.blocked = false;
         for _ in 0..CALLS_PER_TURN {

@@ -26,4 +26,4 @@ mod stream;
 pub mod wire;
 
 pub use host_memory::host_memory;
-pub use stream::Place;
+pub use stream::SocketPlace;

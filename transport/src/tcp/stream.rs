@@ -16,14 +16,14 @@ use crate::queue::{End, EndReason};
 
 /// Where the next bytes of the stream belong, for a socket to put them there.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct SocketPlace {
     /// The first byte, in a buffer that the queue owns.
     pub base: NonNull<u8>,
     /// Bytes that belong there, at least 1.
     pub len_bytes: usize,
 }
 
-impl Place {
+impl SocketPlace {
     /// From byte `at` of `buffer` on, `len_bytes` or what there is.
     pub(super) fn of(buffer: &mut Buffer, at: u32, len_bytes: u32) -> Option<Self> {
         let room = buffer.len_bytes().checked_sub(at)?;

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use capstan_nvme_proto::cqe::Cqe;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::controller::{ControllerQueue, Goes, Headway, Settings};
+use super::controller::{ControllerQueue, Goes, Headway, IcSettings};
 use super::limits::{
     DROPPED_BYTES_MAX, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES,
 };
@@ -27,7 +27,7 @@ use crate::manager::TcpRequest;
 use crate::queue::{End, Event, FenceNumber, QueueId, Queues, Responded, Tag};
 
 /// What the wire and its queues have in common.
-struct Shared {
+struct TcpShared {
     epoll: Epoll,
     /// Queues that have events.
     noted: RefCell<Vec<QueueId>>,
@@ -44,7 +44,7 @@ struct Shared {
     now_us: Cell<u64>,
 }
 
-impl Shared {
+impl TcpShared {
     /// The queue is dropped: another one may have its name.
     fn forget(&self, id: QueueId) {
         self.count.set(self.count.get().saturating_sub(1));
@@ -59,13 +59,13 @@ impl Shared {
 }
 
 /// A controller's queue over its socket.
-pub struct Queue {
+pub struct TcpQueue {
     id: QueueId,
     link: Link,
     queue: ControllerQueue,
     /// It has a place among connections that are no queue yet.
     has_place: bool,
-    shared: Rc<Shared>,
+    shared: Rc<TcpShared>,
     /// It is read in every turn.
     is_busy: bool,
     /// Epoll has said that it can be read or sent to.
@@ -91,7 +91,7 @@ pub struct Queue {
     tells_released: bool,
 }
 
-impl Queue {
+impl TcpQueue {
     /// Sends the response of the command `tag`. Where something `waits` for it,
     /// [`Event::Released`] follows: at once, or behind [`Event::Returned`] where its data was not
     /// copied.
@@ -165,7 +165,7 @@ impl Queue {
         }
     }
 
-    /// Does something with the queue itself. What it stages leaves with [`Queue::flush`].
+    /// Does something with the queue itself. What it stages leaves with [`TcpQueue::flush`].
     pub fn with<R>(&mut self, act: impl FnOnce(&mut ControllerQueue) -> R) -> R {
         let result = act(&mut self.queue);
         self.note();
@@ -331,15 +331,15 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for TcpQueue {
     fn drop(&mut self) {
         self.shared.forget(self.id);
     }
 }
 
 /// The sockets of one reactor's queues.
-pub struct Wire {
-    shared: Rc<Shared>,
+pub struct TcpWire {
+    shared: Rc<TcpShared>,
     staging: Staging,
     /// The queues that are being flushed: empty between two flushes.
     flushing: Vec<QueueId>,
@@ -348,7 +348,7 @@ pub struct Wire {
     scratch: Box<[u8]>,
 }
 
-impl Wire {
+impl TcpWire {
     /// Without a queue; its queues copy what they send to memory of `staging`.
     ///
     /// # Errors
@@ -356,7 +356,7 @@ impl Wire {
     pub fn new(staging: Staging) -> io::Result<Self> {
         Ok(Self {
             staging,
-            shared: Rc::new(Shared {
+            shared: Rc::new(TcpShared {
                 epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
                 noted: RefCell::default(),
                 unsent: RefCell::default(),
@@ -381,15 +381,15 @@ impl Wire {
         &mut self,
         id: QueueId,
         stream: TcpStream,
-        (settings, bytes): (Settings, &[u8]),
+        (settings, bytes): (IcSettings, &[u8]),
         now_us: u64,
-    ) -> io::Result<Queue> {
+    ) -> io::Result<TcpQueue> {
         let link = Link::new(stream)?;
         if let Some(socket) = link.socket() {
             let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id.0));
             self.shared.epoll.add(socket, event)?;
         }
-        let mut queue = Queue {
+        let mut queue = TcpQueue {
             id,
             link,
             has_place: true,
@@ -410,7 +410,7 @@ impl Wire {
         };
         self.shared.now_us.set(now_us);
         queue.with(|queue| queue.handle_bytes(bytes, now_us));
-        let Shared { count, busy, .. } = &*self.shared;
+        let TcpShared { count, busy, .. } = &*self.shared;
         count.set(count.get() + 1);
         busy.borrow_mut().push(id);
         queue.is_to_be_flushed();
@@ -420,20 +420,20 @@ impl Wire {
     /// The queue `id` of a connection that was asked for.
     ///
     /// # Errors
-    /// As [`Wire::add`].
+    /// As [`TcpWire::add`].
     pub fn accept(
         &mut self,
         id: QueueId,
         request: TcpRequest,
-        settings: Settings,
+        settings: IcSettings,
         now_us: u64,
-    ) -> io::Result<Queue> {
+    ) -> io::Result<TcpQueue> {
         let TcpRequest { stream, bytes } = request;
         self.add(id, stream, (settings, &bytes), now_us)
     }
 
     /// Reads the queues that may have something. How many had.
-    pub fn poll(&mut self, queues: &mut impl Queues<Queue>, now_us: u64) -> u32 {
+    pub fn poll(&mut self, queues: &mut impl Queues<TcpQueue>, now_us: u64) -> u32 {
         if self.is_empty() {
             return 0;
         }
@@ -472,7 +472,7 @@ impl Wire {
     }
 
     /// The next event.
-    pub fn next_event(&mut self, queues: &mut impl Queues<Queue>) -> Option<(QueueId, Event)> {
+    pub fn next_event(&mut self, queues: &mut impl Queues<TcpQueue>) -> Option<(QueueId, Event)> {
         loop {
             let id = *self.shared.noted.borrow().last()?;
             if let Some(queue) = queues.queue(id) {
@@ -486,7 +486,7 @@ impl Wire {
     }
 
     /// The end of a turn: sends what the queues have to send, as far as their sockets take it.
-    pub fn flush(&mut self, queues: &mut impl Queues<Queue>) {
+    pub fn flush(&mut self, queues: &mut impl Queues<TcpQueue>) {
         std::mem::swap(&mut self.flushing, &mut *self.shared.unsent.borrow_mut());
         for id in self.flushing.drain(..) {
             if let Some(queue) = queues.queue(id) {
@@ -497,11 +497,11 @@ impl Wire {
         }
     }
 
-    /// Before waiting at [`Wire::fd`]: leaves all queues to epoll. `true` when something can be
+    /// Before waiting at [`TcpWire::fd`]: leaves all queues to epoll. `true` when something can be
     /// done at once.
     #[must_use = "waiting when something is ready loses it until the next wake-up"]
-    pub fn arm(&mut self, queues: &mut impl Queues<Queue>) -> bool {
-        let Shared { noted, unsent, .. } = &*self.shared;
+    pub fn arm(&mut self, queues: &mut impl Queues<TcpQueue>) -> bool {
+        let TcpShared { noted, unsent, .. } = &*self.shared;
         if !unsent.borrow().is_empty() || !noted.borrow().is_empty() {
             return true;
         }
@@ -525,14 +525,14 @@ impl Wire {
         self.shared.count.get() == 0
     }
 
-    /// When [`Wire::poll`] is to be called at the latest.
+    /// When [`TcpWire::poll`] is to be called at the latest.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         let due_us = self.shared.due_us.get();
         (due_us < u64::MAX).then_some(due_us)
     }
 
-    fn look_at_epoll(&mut self, queues: &mut impl Queues<Queue>) {
+    fn look_at_epoll(&mut self, queues: &mut impl Queues<TcpQueue>) {
         let Self {
             shared, reported, ..
         } = self;
@@ -553,7 +553,7 @@ impl Wire {
     }
 
     /// Ends the waits of queues whose time has come.
-    fn run_deadlines(&mut self, queues: &mut impl Queues<Queue>, now_us: u64) {
+    fn run_deadlines(&mut self, queues: &mut impl Queues<TcpQueue>, now_us: u64) {
         if now_us < self.shared.due_us.get() {
             return;
         }
@@ -569,7 +569,7 @@ impl Wire {
     }
 }
 
-impl AsFd for Wire {
+impl AsFd for TcpWire {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.epoll.0.as_fd()
     }

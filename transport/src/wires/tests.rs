@@ -37,7 +37,7 @@ impl Scene {
         let mut wires = Wires::new(Parts {
             managers: vec![("loopback", (Box::new(manager), None))],
             shared_receive_queue: false,
-            sockets: tcp::wire::Wire::new(Staging::new(1 << 20)).unwrap(),
+            sockets: tcp::wire::TcpWire::new(Staging::new(1 << 20)).unwrap(),
             closing_sockets_max: 1,
         });
         let (_, at) = wires.listen(0, SocketAddr::new(HERE, 4420), 4).unwrap();

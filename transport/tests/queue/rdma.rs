@@ -15,9 +15,7 @@ use capstan_rdma::contract::{
     Access, CmEventKind, CmId, ConnectionManager, QueuePair, ReceiveSource, SendOp, SendWr,
     WcOpcode, WcStatus, WorkCompletion,
 };
-use capstan_transport::rdma::{
-    Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes, host_memory,
-};
+use capstan_transport::rdma::{Keys, RdmaQueue, RdmaWire, Receives, Sinks, Zeroes, host_memory};
 use capstan_transport::{CapsuleData, End, HostMemory, Queue};
 use zerocopy::IntoBytes;
 
@@ -35,7 +33,7 @@ const RESPONSES: u32 = 32;
 
 pub(crate) struct RdmaEnds {
     host_qp: Option<Pair>,
-    wire: Wire,
+    wire: RdmaWire,
     controller: Side,
     /// What the wire and the queue have of the controller's memory.
     resting_bytes: usize,
@@ -164,10 +162,10 @@ fn queue(
     zeroes: &Buffer,
     cm: &mut dyn ConnectionManager,
     id: CmId,
-) -> (Wire, RdmaQueue) {
+) -> (RdmaWire, RdmaQueue) {
     let (pool, lkey) = (&controller.pool, controller.region.lkey());
     let receives = Receives::new(None, 64, lkey, pool, 0).expect("receives");
-    let wire = Wire::new(Rc::clone(&controller.cq), COMPLETIONS, receives);
+    let wire = RdmaWire::new(Rc::clone(&controller.cq), COMPLETIONS, receives);
     let holdings = wire.reserve(ENTRIES, pool).expect("receives");
     let config = controller.config(wire.receives().source(ENTRIES));
     let qp = cm

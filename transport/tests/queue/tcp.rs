@@ -12,11 +12,11 @@ use capstan_nvme_proto::tcp::h2c::H2cData;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::End;
-use capstan_transport::tcp::controller::{Connected, Settings};
+use capstan_transport::tcp::controller::{Connected, IcSettings};
 use capstan_transport::tcp::host_memory;
 use capstan_transport::tcp::limits::TERM_US;
 use capstan_transport::tcp::staging::Staging;
-use capstan_transport::tcp::wire::{Queue as TcpQueue, Wire};
+use capstan_transport::tcp::wire::{TcpQueue, TcpWire};
 use capstan_transport::{CapsuleData, HostMemory, Queue};
 use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::IntoBytes;
@@ -31,7 +31,7 @@ const POOL_BYTES: usize = 4 << 20;
 const SOCKET_BYTES: usize = 64 << 10;
 
 pub(crate) struct TcpEnds {
-    wire: Wire,
+    wire: TcpWire,
     pool: Pool,
     host: Host,
     start: Instant,
@@ -40,21 +40,21 @@ pub(crate) struct TcpEnds {
 }
 
 /// What the host asks for, what the controller answers, and whether SQ flow control is in use.
-fn settings(over: Over) -> (IcRequest, Settings, bool) {
+fn settings(over: Over) -> (IcRequest, IcSettings, bool) {
     if over != Over::TcpInParts {
         let request = IcRequest {
             hpda: DataAlignment::DWORD,
             digests: Digests::empty(),
             maxr2t: 1,
         };
-        return (request, Settings::default(), true);
+        return (request, IcSettings::default(), true);
     }
     let request = IcRequest {
         hpda: DataAlignment::from_wire(15).expect("64 bytes"),
         digests: Digests::all(),
         maxr2t: 4,
     };
-    let settings = Settings {
+    let settings = IcSettings {
         digests: Digests::all(),
         cpda: DataAlignment::from_wire(31).expect("128 bytes"),
         maxh2cdata_bytes: 4096,
@@ -72,7 +72,7 @@ impl TcpEnds {
         let host = TcpStream::connect(listener.local_addr().expect("bound")).expect("taken");
         setsockopt(&host, sockopt::RcvBuf, &SOCKET_BYTES).expect("a socket");
         let (stream, _) = listener.accept().expect("a connection");
-        let mut wire = Wire::new(Staging::default()).expect("an epoll");
+        let mut wire = TcpWire::new(Staging::default()).expect("an epoll");
         let queue = wire.add(QUEUE, stream, (settings, &[]), 0);
         let mut ends = Self {
             wire,

@@ -55,15 +55,15 @@ pub(crate) struct World {
 /// The queue, by its name.
 pub(crate) struct Named<'a>(pub(crate) &'a mut Option<Queue>);
 
-impl Queues<rdma::Queue> for Named<'_> {
-    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::Queue> {
+impl Queues<rdma::RdmaQueue> for Named<'_> {
+    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::RdmaQueue> {
         assert_eq!(id, QUEUE, "there is one queue");
         self.0.as_mut()?.rdma()
     }
 }
 
-impl Queues<tcp::wire::Queue> for Named<'_> {
-    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::Queue> {
+impl Queues<tcp::wire::TcpQueue> for Named<'_> {
+    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::TcpQueue> {
         assert_eq!(id, QUEUE, "there is one queue");
         self.0.as_mut()?.tcp()
     }

@@ -11,7 +11,7 @@ use capstan_nvme_proto::tcp::r2t::R2t;
 use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcResponse};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_transport::End;
-use capstan_transport::tcp::controller::{ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{ControllerQueue, IcSettings};
 use capstan_transport::tcp::host::{self, HostQueue, Payload};
 use capstan_transport::tcp::limits::{SETUP_US, TERM_US};
 use capstan_transport::{EndReason, Event, Tag};
@@ -21,7 +21,7 @@ use super::{
     connected, controller_events, host_events, pool, request, sent_by_controller, sent_by_host,
 };
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: IcSettings = IcSettings {
     digests: Digests::all(),
     cpda: DataAlignment::DWORD,
     maxh2cdata_bytes: 8192,
@@ -221,7 +221,10 @@ fn to_host(digests: Digests, bytes: &[&[u8]]) -> (u16, u32) {
     }
     let events = host_events(&mut host);
     assert!(
-        matches!(events[..], [host::Event::Ended(EndReason::Violation(_))]),
+        matches!(
+            events[..],
+            [host::HostQueueEvent::Ended(EndReason::Violation(_))]
+        ),
         "{events:?}"
     );
     let sent = sent_by_host(&mut host, usize::MAX);
@@ -229,9 +232,9 @@ fn to_host(digests: Digests, bytes: &[&[u8]]) -> (u16, u32) {
     host.closed();
     let events = host_events(&mut host);
     let [
-        host::Event::Returned(1, _),
-        host::Event::Returned(2, _),
-        host::Event::Quiesced,
+        host::HostQueueEvent::Returned(1, _),
+        host::HostQueueEvent::Returned(2, _),
+        host::HostQueueEvent::Quiesced,
     ] = &events[..]
     else {
         panic!("{events:?}");
@@ -341,7 +344,7 @@ fn a_term_req_ends_the_queue_without_an_answer() {
     controller.handle_bytes(bad.as_bytes(), 0);
     host.handle_bytes(&sent_by_controller(&mut controller, usize::MAX), 0);
     match &host_events(&mut host)[..] {
-        [host::Event::Ended(EndReason::Lost(text))] => {
+        [host::HostQueueEvent::Ended(EndReason::Lost(text))] => {
             assert!(
                 text.contains("FES 01h") && text.contains("FEI Ah"),
                 "{text}"

@@ -8,7 +8,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::pdu::{IcReq, TransferHeader};
 use capstan_nvme_proto::tcp::setup::IcRequest;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, IcSettings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Source, Tag};
 use zerocopy::{FromBytes, IntoBytes};
@@ -37,7 +37,7 @@ fn load(name: &str) -> Vec<u8> {
 
 /// A controller that a Linux host has set up, and answers as the Linux target does.
 fn controller(combination: &str) -> ControllerQueue {
-    let mut queue = ControllerQueue::new(Settings::default(), 0);
+    let mut queue = ControllerQueue::new(IcSettings::default(), 0);
     queue.handle_bytes(&load(&format!("icreq-{combination}")), 0);
     assert_eq!(
         sent_by_controller(&mut queue, usize::MAX),
@@ -61,7 +61,7 @@ fn host(combination: &str) -> HostQueue {
     queue.handle_bytes(&load(&format!("icresp-{combination}")), 0);
     assert!(matches!(
         host_events(&mut queue)[..],
-        [host::Event::Ready(_)]
+        [host::HostQueueEvent::Ready(_)]
     ));
     queue
 }
@@ -197,7 +197,7 @@ fn what_the_linux_target_sends_completes_commands() {
         queue.handle_bytes(&load(&format!("c2h-data-read-{combination}")), 0);
         match &host_events(&mut queue)[..] {
             [
-                host::Event::Response {
+                host::HostQueueEvent::Response {
                     cqe,
                     memory: Some(_),
                     arrived: Arrived::Whole,
@@ -226,7 +226,7 @@ fn what_the_linux_target_sends_completes_commands() {
         assert!(
             matches!(
                 &events[..],
-                [host::Event::Response {
+                [host::HostQueueEvent::Response {
                     memory: Some(_),
                     ..
                 }]

@@ -8,7 +8,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_transport::End;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, IcSettings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::link::{Counts, Link};
 use capstan_transport::{Capsule, EndReason, Event, Pulled, Source, Tag};
@@ -43,12 +43,15 @@ impl Ends {
         let mut ends = Self {
             host: HostQueue::new(request(Digests::empty(), 0, 1), DEPTH, false, 0),
             host_link: Link::new(host).expect("options"),
-            controller: ControllerQueue::new(Settings::default(), 0),
+            controller: ControllerQueue::new(IcSettings::default(), 0),
             controller_link: Link::new(controller).expect("options"),
             pool,
             scratch: vec![0; 64 * 1024],
         };
-        while !matches!(host_events(&mut ends.host)[..], [host::Event::Ready(_)]) {
+        while !matches!(
+            host_events(&mut ends.host)[..],
+            [host::HostQueueEvent::Ready(_)]
+        ) {
             ends.turn();
         }
         ends.controller.connected(Connected {
@@ -125,7 +128,7 @@ impl Ends {
                 self.turn();
                 for event in host_events(&mut self.host) {
                     match event {
-                        host::Event::Response {
+                        host::HostQueueEvent::Response {
                             cqe,
                             arrived: Arrived::Whole,
                             ..
@@ -198,9 +201,9 @@ fn a_connection_that_ends_gives_all_buffers_back() {
     ends.host_link.send(&mut ends.host);
     let events = host_events(&mut ends.host);
     let [
-        host::Event::Ended(_),
-        host::Event::Returned(0, _),
-        host::Event::Quiesced,
+        host::HostQueueEvent::Ended(_),
+        host::HostQueueEvent::Returned(0, _),
+        host::HostQueueEvent::Quiesced,
     ] = &events[..]
     else {
         panic!("{events:?}");

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use capstan_memory::{Pages, Pool, RawBytes};
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_transport::Event;
-use capstan_transport::tcp::controller::{self, ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{self, ControllerQueue, IcSettings};
 use capstan_transport::tcp::host::{self, HostQueue};
 
 fn pool() -> Pool {
@@ -57,7 +57,7 @@ fn controller_events(queue: &mut ControllerQueue) -> Vec<Event> {
     std::iter::from_fn(|| queue.poll_event()).collect()
 }
 
-fn host_events(queue: &mut HostQueue) -> Vec<host::Event> {
+fn host_events(queue: &mut HostQueue) -> Vec<host::HostQueueEvent> {
     std::iter::from_fn(|| queue.poll_event()).collect()
 }
 
@@ -91,14 +91,18 @@ impl Pipe {
 }
 
 /// A controller, and a host that has its ICResp.
-fn connected(settings: Settings, request: IcRequest, pool: &Pool) -> (HostQueue, ControllerQueue) {
+fn connected(
+    settings: IcSettings,
+    request: IcRequest,
+    pool: &Pool,
+) -> (HostQueue, ControllerQueue) {
     let mut host = HostQueue::new(request, 64, false, 0);
     let mut controller = ControllerQueue::new(settings, 0);
     controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
     host.handle_bytes(&sent_by_controller(&mut controller, usize::MAX), 0);
     assert!(matches!(
         host_events(&mut host)[..],
-        [host::Event::Ready(_)]
+        [host::HostQueueEvent::Ready(_)]
     ));
     controller.connected(controller::Connected {
         entries: 64,

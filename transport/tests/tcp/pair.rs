@@ -9,7 +9,7 @@ use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::End;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, IcSettings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::host_memory;
 use capstan_transport::{Capsule, CapsuleData, EndReason, Event, Pulled, Pushed, Source, Tag};
@@ -36,7 +36,7 @@ enum Kind {
 #[derive(Clone, Debug)]
 struct Plan {
     request: IcRequest,
-    settings: Settings,
+    settings: IcSettings,
     flow_control: bool,
     commands: Vec<(Kind, u32)>,
     cuts: Vec<usize>,
@@ -97,7 +97,7 @@ fn plans() -> impl Strategy<Value = Plan> {
                 cuts,
             )| Plan {
                 request: request(Digests::from_bits_truncate(digests), hpda_z, maxr2t),
-                settings: Settings {
+                settings: IcSettings {
                     digests: Digests::all(),
                     cpda: DataAlignment::from_wire(cpda_z).expect("an alignment"),
                     maxh2cdata_bytes,
@@ -259,7 +259,7 @@ impl Pair {
     fn host_turn(&mut self) {
         for event in host_events(&mut self.host) {
             match event {
-                host::Event::Ready(_) => {
+                host::HostQueueEvent::Ready(_) => {
                     for _ in &self.plan.commands {
                         self.controller.give(self.pool.take(8192).expect("memory"));
                     }
@@ -270,7 +270,7 @@ impl Pair {
                     });
                     self.submit();
                 }
-                host::Event::Response {
+                host::HostQueueEvent::Response {
                     cqe,
                     memory,
                     arrived,
@@ -289,8 +289,10 @@ impl Pair {
                     assert!(done.is_none(), "two responses of one command");
                     *done = Some((cqe.status(), arrived));
                 }
-                host::Event::Ended(reason) => self.host_ended = Some(reason),
-                host::Event::Room | host::Event::Returned(..) | host::Event::Quiesced => {}
+                host::HostQueueEvent::Ended(reason) => self.host_ended = Some(reason),
+                host::HostQueueEvent::Room
+                | host::HostQueueEvent::Returned(..)
+                | host::HostQueueEvent::Quiesced => {}
             }
         }
     }
@@ -338,7 +340,10 @@ impl Pair {
         assert!(self.controller.wants_close());
         self.controller.closed();
         let of_host = host_events(&mut self.host);
-        assert!(matches!(of_host.last(), Some(host::Event::Quiesced)));
+        assert!(matches!(
+            of_host.last(),
+            Some(host::HostQueueEvent::Quiesced)
+        ));
         let of_controller = controller_events(&mut self.controller);
         assert!(matches!(of_controller.last(), Some(Event::Quiesced)));
         drop((of_host, of_controller));
@@ -398,7 +403,7 @@ fn success_stands_for_a_response_only_without_flow_control() {
     let bytes_to_host = |flow_control| {
         let mut pair = Pair::new(Plan {
             request: request(Digests::empty(), 0, 1),
-            settings: Settings::default(),
+            settings: IcSettings::default(),
             flow_control,
             commands: vec![(Kind::ReadBuffer, 4096), (Kind::ReadBuffer, 65_536)],
             cuts: vec![1 << 20],
@@ -423,7 +428,7 @@ fn a_pull_that_waits_for_an_r2t_is_never_forgotten() {
     const TAGS: u16 = 8000;
     let pool = pool();
     let mut host = HostQueue::new(request(Digests::empty(), 0, 1), AT_ONCE, false, 0);
-    let mut controller = ControllerQueue::new(Settings::default(), 0);
+    let mut controller = ControllerQueue::new(IcSettings::default(), 0);
     controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
     host.handle_bytes(&sent_by_controller(&mut controller, usize::MAX), 0);
     controller.connected(Connected {
@@ -467,7 +472,7 @@ fn a_pull_that_waits_for_an_r2t_is_never_forgotten() {
         }
         host.handle_bytes(&one, 0);
         for event in host_events(&mut host) {
-            if let host::Event::Response { cqe, memory, .. } = event {
+            if let host::HostQueueEvent::Response { cqe, memory, .. } = event {
                 done += 1;
                 if sent < COMMANDS {
                     sent += 1;

@@ -5,7 +5,7 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
-use capstan_transport::tcp::controller::{self, ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{self, ControllerQueue, IcSettings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::limits::STAGED_CHUNK_BYTES;
 use capstan_transport::tcp::staging::Staging;
@@ -21,7 +21,7 @@ const CHUNKS: usize = 4;
 /// A controller that copies to `staging`, and a host that has its ICResp.
 fn connected(staging: &Staging, digests: Digests) -> (HostQueue, ControllerQueue) {
     let mut host = HostQueue::new(request(digests, 0, 1), READS, false, 0);
-    let mut controller = ControllerQueue::new(Settings::default(), 0).within(staging);
+    let mut controller = ControllerQueue::new(IcSettings::default(), 0).within(staging);
     controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
     host.handle_bytes(&sent_by_controller(&mut controller, usize::MAX), 0);
     host_events(&mut host);
@@ -78,7 +78,7 @@ fn take(host: &mut HostQueue, controller: &mut ControllerQueue) {
     // Buffers that were not copied.
     controller_events(controller);
     for event in events {
-        let host::Event::Response {
+        let host::HostQueueEvent::Response {
             cqe,
             memory: Some(memory),
             arrived: Arrived::Whole,

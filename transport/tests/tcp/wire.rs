@@ -13,12 +13,12 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_transport::End;
-use capstan_transport::tcp::controller::{Connected, Goes, Settings};
+use capstan_transport::tcp::controller::{Connected, Goes, IcSettings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::limits::SETUP_US;
 use capstan_transport::tcp::link::Link;
 use capstan_transport::tcp::staging::Staging;
-use capstan_transport::tcp::wire::{Queue, Wire};
+use capstan_transport::tcp::wire::{TcpQueue, TcpWire};
 use capstan_transport::{
     Capsule, CapsuleData, EndReason, Event, FenceNumber, Pulled, QueueId, Queues, Source, Tag,
 };
@@ -32,10 +32,10 @@ const DEPTH: u16 = 64;
 
 /// The target's end: its queues, by their names.
 #[derive(Default)]
-struct All(Vec<Option<Queue>>);
+struct All(Vec<Option<TcpQueue>>);
 
-impl Queues<Queue> for All {
-    fn queue(&mut self, QueueId(id): QueueId) -> Option<&mut Queue> {
+impl Queues<TcpQueue> for All {
+    fn queue(&mut self, QueueId(id): QueueId) -> Option<&mut TcpQueue> {
         self.0.get_mut(id as usize)?.as_mut()
     }
 }
@@ -47,7 +47,7 @@ struct Host {
 }
 
 impl Host {
-    fn turn(&mut self) -> Vec<host::Event> {
+    fn turn(&mut self) -> Vec<host::HostQueueEvent> {
         self.link.send(&mut self.queue);
         self.link.receive(&mut self.queue, &mut self.scratch, 0);
         host_events(&mut self.queue)
@@ -57,7 +57,7 @@ impl Host {
 struct World {
     pool: Pool,
     listener: TcpListener,
-    wire: Wire,
+    wire: TcpWire,
     all: All,
     now_us: u64,
 }
@@ -67,7 +67,7 @@ impl World {
         Self {
             pool: pool(),
             listener: TcpListener::bind("127.0.0.1:0").expect("a port"),
-            wire: Wire::new(Staging::default()).expect("an epoll"),
+            wire: TcpWire::new(Staging::default()).expect("an epoll"),
             all: All::default(),
             now_us: 0,
         }
@@ -78,7 +78,7 @@ impl World {
         let host = TcpStream::connect(self.listener.local_addr().expect("bound")).expect("taken");
         let (stream, _) = self.listener.accept().expect("a connection");
         let id = QueueId(u32::try_from(self.all.0.len()).expect("few"));
-        let settings = (Settings::default(), first);
+        let settings = (IcSettings::default(), first);
         let queue = self.wire.add(id, stream, settings, self.now_us);
         self.all.0.push(Some(queue.expect("a queue")));
         host
@@ -92,7 +92,7 @@ impl World {
             link,
             scratch: vec![0; 65_536],
         };
-        while !matches!(host.turn()[..], [host::Event::Ready(_)]) {
+        while !matches!(host.turn()[..], [host::HostQueueEvent::Ready(_)]) {
             assert!(self.turn().is_empty());
         }
         let buffers: Vec<_> = (0..4).filter_map(|_| self.pool.take(8192)).collect();
@@ -108,7 +108,7 @@ impl World {
         host
     }
 
-    fn queue(&mut self, index: usize) -> &mut Queue {
+    fn queue(&mut self, index: usize) -> &mut TcpQueue {
         self.all.0[index].as_mut().expect("not dropped")
     }
 
@@ -272,7 +272,7 @@ fn a_host_that_reads_late_gets_everything() {
     let (mut complete, mut released) = (0, 0);
     while complete < READS {
         for event in host.turn() {
-            let host::Event::Response {
+            let host::HostQueueEvent::Response {
                 cqe,
                 memory: Some(memory),
                 arrived: Arrived::Whole,
@@ -428,7 +428,7 @@ fn a_part_of_data_is_over_when_the_connection_has_taken_it() {
         events = host.turn();
     }
     let [
-        host::Event::Response {
+        host::HostQueueEvent::Response {
             memory: Some(memory),
             arrived: Arrived::Whole,
             ..
@@ -505,9 +505,9 @@ fn a_queue_that_is_drained_closes_when_all_has_left() {
         matches!(
             events[..],
             [
-                host::Event::Response { .. },
-                host::Event::Ended(_),
-                host::Event::Quiesced
+                host::HostQueueEvent::Response { .. },
+                host::HostQueueEvent::Ended(_),
+                host::HostQueueEvent::Quiesced
             ]
         ),
         "{events:?}"

@@ -12,7 +12,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 use capstan_transport::host::HostTransport;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, IcSettings};
 use capstan_transport::tcp::link::Link;
 use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Source, Tag};
 
@@ -38,7 +38,7 @@ struct Queue {
 /// A target of one thread, with one namespace of RAM.
 pub(crate) struct Peer {
     listener: TcpListener,
-    settings: Settings,
+    settings: IcSettings,
     controller: ScriptedController,
     disk: Vec<u8>,
     queues: Vec<Queue>,
@@ -56,7 +56,7 @@ impl Peer {
         listener.set_nonblocking(true).unwrap();
         Self {
             listener,
-            settings: Settings::default(),
+            settings: IcSettings::default(),
             controller: ScriptedController::new(),
             disk: vec![0; usize::try_from(NSZE_LBAS).unwrap() * LBA_BYTES],
             queues: Vec::new(),

@@ -17,7 +17,7 @@ use capstan_rdma::contract::{
 };
 use zerocopy::IntoBytes;
 
-use super::wr_id::{WorkKind, WrId};
+use super::wr_id::{HostWrId, WorkKind};
 use crate::host::{SendError, WindowsClosed};
 use crate::limits::{CQE_BYTES, SQE_BYTES};
 
@@ -62,7 +62,7 @@ impl RingSizes {
 
 /// Keys of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Keys {
+pub(super) struct RegionKeys {
     pub(super) lkey: LKey,
     pub(super) rkey: RKey,
 }
@@ -72,7 +72,7 @@ pub(super) struct Keys {
 pub(super) struct Keyed {
     pub(super) addr: u64,
     pub(super) len_bytes: u32,
-    pub(super) keys: Keys,
+    pub(super) keys: RegionKeys,
 }
 
 /// What a command offers the controller, with the keys for it.
@@ -107,13 +107,13 @@ impl Use {
 
 /// Where the rings stand when a signaled work request completes.
 #[derive(Clone, Copy, Debug)]
-struct Mark {
+struct RingMark {
     wrs: u64,
     capsules: u64,
 }
 
 /// One connection of one queue.
-pub(super) struct Connection {
+pub(super) struct RdmaHostConnection {
     /// Dropped first: from then on nothing below is in a device's hands.
     qp: Pair,
     windows: Vec<Box<dyn MemoryWindow>>,
@@ -128,7 +128,7 @@ pub(super) struct Connection {
     /// Ask for SEND_WITH_INV.
     invalidate: bool,
     signal_every: u32,
-    marks: VecDeque<Mark>,
+    marks: VecDeque<RingMark>,
     /// Work requests posted, and known done, since the connection was made.
     posted: u64,
     retired: u64,
@@ -141,7 +141,7 @@ pub(super) struct Connection {
     unrung: u32,
 }
 
-/// What a [`Connection`] is made from.
+/// What a [`RdmaHostConnection`] is made from.
 pub(super) struct ConnectionParts {
     pub(super) qp: Pair,
     /// One per slot, or none when the device has none.
@@ -156,7 +156,7 @@ pub(super) struct ConnectionParts {
     pub(super) send_with_invalidate: bool,
 }
 
-impl Connection {
+impl RdmaHostConnection {
     pub(super) fn new(parts: ConnectionParts) -> Self {
         let signal_every = SIGNAL_EVERY.min(parts.sizes.send_wr_max / 4).max(1);
         Self {
@@ -207,8 +207,8 @@ impl Connection {
         in_use + 3 <= u64::from(self.sizes.send_wr_max) && capsules < u64::from(self.sizes.capsules)
     }
 
-    /// Posts one command; [`Connection::has_room`] was true. `sqe` comes complete but for its data
-    /// pointer.
+    /// Posts one command; [`RdmaHostConnection::has_room`] was true. `sqe` comes complete but for
+    /// its data pointer.
     pub(super) fn issue(
         &mut self,
         slot: u16,
@@ -298,8 +298,8 @@ impl Connection {
     }
 
     /// The command of `slot` is answered: its window closes now, unless the controller has
-    /// `invalidated` it. Whether its memory is back; otherwise [`Connection::not_sending`] or
-    /// [`Connection::closed`] says so later.
+    /// `invalidated` it. Whether its memory is back; otherwise [`RdmaHostConnection::not_sending`]
+    /// or [`RdmaHostConnection::closed`] says so later.
     #[inline]
     pub(super) fn answered(
         &mut self,
@@ -366,7 +366,7 @@ impl Connection {
         self.posted += 1;
         if signaled {
             self.since_signal = 0;
-            self.marks.push_back(Mark {
+            self.marks.push_back(RingMark {
                 wrs: self.posted,
                 capsules: self.capsules_posted,
             });
@@ -409,7 +409,7 @@ impl Connection {
     }
 
     fn wr_id(&self, kind: WorkKind, value: u16) -> u64 {
-        WrId {
+        HostWrId {
             kind,
             qid: self.qid,
             epoch: self.epoch,

@@ -9,11 +9,11 @@ use capstan_rdma::contract::{
     Access, CompletionQueue, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, RdmaError,
 };
 
-use super::connection::{Keyed, Keys, RingSizes};
+use super::connection::{Keyed, RegionKeys, RingSizes};
 use crate::host::{OpenError, Span};
 
 /// Memory of one association, in slabs by what the peer may reach.
-pub(super) struct Memory {
+pub(super) struct HostSlabs {
     /// Capsules and responses; never opened to the peer.
     pub(super) control: Pool,
     /// Data of admin commands.
@@ -22,7 +22,7 @@ pub(super) struct Memory {
     pub(super) data: Pool,
 }
 
-impl Memory {
+impl HostSlabs {
     /// With room for the rings of the Admin queue and of `io_queues` of `io_sizes`.
     pub(super) fn new(
         admin_sizes: RingSizes,
@@ -64,7 +64,7 @@ impl DeviceContext {
     /// Opens `device` for the queues of an association that need `cqes` completions.
     pub(super) fn new(
         device: Rc<dyn Device>,
-        memory: &Memory,
+        memory: &HostSlabs,
         cqes: u32,
     ) -> Result<Self, OpenError> {
         let error = |what| {
@@ -118,7 +118,7 @@ impl DeviceContext {
         self.device.attributes()
     }
 
-    pub(super) fn control_keys(&self) -> Keys {
+    pub(super) fn control_keys(&self) -> RegionKeys {
         keys(&self.control)
     }
 
@@ -138,8 +138,8 @@ impl DeviceContext {
     }
 }
 
-fn keys(region: &Rc<dyn MemoryRegion>) -> Keys {
-    Keys {
+fn keys(region: &Rc<dyn MemoryRegion>) -> RegionKeys {
+    RegionKeys {
         lkey: region.lkey(),
         rkey: region.rkey(),
     }

@@ -4,7 +4,7 @@
 //! alone, and revoked when the controller or this side has invalidated it. On a device without
 //! windows the whole data memory is open while there are connections.
 //!
-//! * Connecting, completions and closing: [`HostWire`].
+//! * Connecting, completions and closing: [`RdmaHostWire`].
 //! * One queue: `connection`.
 //! * The device and its registrations: `device`.
 
@@ -14,4 +14,4 @@ mod open;
 mod wire;
 mod wr_id;
 
-pub use wire::{HostWire, Settings};
+pub use wire::{RdmaHostSettings, RdmaHostWire};

@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use capstan_rdma::contract::{CmEventKind, CmId, ConnectParam, Device, QpConfig, ReceiveSource};
 
-use super::connection::{Connection, ConnectionParts, RingSizes};
+use super::connection::{ConnectionParts, RdmaHostConnection, RingSizes};
 use super::device::DeviceContext;
-use super::wire::{HostWire, ended};
+use super::wire::{RdmaHostWire, ended};
 use crate::host::{HostEnd, HostEvent, OpenError, OpenQueue};
 use crate::limits::INLINE_BYTES;
 
@@ -15,14 +15,14 @@ use crate::limits::INLINE_BYTES;
 const RNR_RETRY_COUNT: u8 = 7;
 
 /// A connection being made.
-pub(super) struct Opening {
+pub(super) struct RdmaOpening {
     queue: OpenQueue,
     /// Dropped before the id is.
-    connection: Option<Connection>,
+    connection: Option<RdmaHostConnection>,
     id: CmId,
 }
 
-impl HostWire {
+impl RdmaHostWire {
     /// Begins to connect a queue, one at a time. Leads to [`HostEvent::Connected`],
     /// [`HostEvent::Rejected`] or [`HostEvent::OpenFailed`].
     ///
@@ -33,7 +33,7 @@ impl HostWire {
             .cm
             .resolve(queue.destination, queue.source, queue.timeout_us, now_us)
             .map_err(OpenError::Connection)?;
-        self.opening = Some(Opening {
+        self.opening = Some(RdmaOpening {
             queue,
             connection: None,
             id,
@@ -150,7 +150,7 @@ impl HostWire {
         prepared
     }
 
-    fn prepare(&mut self, opening: &mut Opening, now_us: u64) -> Result<(), OpenError> {
+    fn prepare(&mut self, opening: &mut RdmaOpening, now_us: u64) -> Result<(), OpenError> {
         let OpenQueue {
             qid,
             entries,
@@ -199,7 +199,7 @@ impl HostWire {
             .take(sizes.control_bytes())
             .ok_or_else(|| resources("control memory", "none is free".to_owned()))?;
         self.epoch = self.epoch.wrapping_add(1);
-        let mut connection = Connection::new(ConnectionParts {
+        let mut connection = RdmaHostConnection::new(ConnectionParts {
             qp: qp.into(),
             windows,
             ring,
@@ -254,7 +254,7 @@ impl HostWire {
 
     /// Whether there was a queue to be established.
     fn established(&mut self) -> bool {
-        let Some(Opening {
+        let Some(RdmaOpening {
             queue,
             connection: Some(connection),
             ..

@@ -9,10 +9,10 @@ use capstan_rdma::contract::{
     Access, ConnectionManager, DeviceAttributes, WcStatus, WorkCompletion,
 };
 
-use super::connection::{Connection, Offered, RingSizes};
-use super::device::{DeviceContext, Memory};
-use super::open::Opening;
-use super::wr_id::{WorkKind, WrId};
+use super::connection::{Offered, RdmaHostConnection, RingSizes};
+use super::device::{DeviceContext, HostSlabs};
+use super::open::RdmaOpening;
+use super::wr_id::{HostWrId, WorkKind};
 use crate::host::{HostEnd, HostEvent, Offer, OpenError, Response, SendError, WindowsClosed};
 use crate::limits::CQE_BYTES;
 
@@ -22,9 +22,9 @@ const POLL_BATCH: usize = 128;
 /// How long flushed work requests wait for the connection manager to say why, in microseconds.
 const CAUSE_WAIT_US: u64 = 100_000;
 
-/// What a [`HostWire`] is made for.
+/// What a [`RdmaHostWire`] is made for.
 #[derive(Clone)]
-pub struct Settings {
+pub struct RdmaHostSettings {
     /// Entries of the Admin queue.
     pub admin_entries: u16,
     /// Most I/O queues.
@@ -38,12 +38,12 @@ pub struct Settings {
 }
 
 /// The queues of one association over RDMA.
-pub struct HostWire {
+pub struct RdmaHostWire {
     /// By QID. Dropped first: connections before their device and their memory.
-    pub(super) queues: Vec<Option<Connection>>,
-    pub(super) opening: Option<Opening>,
+    pub(super) queues: Vec<Option<RdmaHostConnection>>,
+    pub(super) opening: Option<RdmaOpening>,
     pub(super) device: Option<DeviceContext>,
-    pub(super) memory: Memory,
+    pub(super) memory: HostSlabs,
     pub(super) cm: Box<dyn ConnectionManager>,
     /// Entries of the Admin queue, entries of an I/O queue, and how many of these.
     pub(super) entries: (u16, u16, u16),
@@ -55,13 +55,16 @@ pub struct HostWire {
     completions: Box<[WorkCompletion; POLL_BATCH]>,
 }
 
-impl HostWire {
+impl RdmaHostWire {
     /// Connects through `cm`.
     ///
     /// # Errors
     /// There is no memory for the capsules.
-    pub fn new(cm: Box<dyn ConnectionManager>, settings: Settings) -> Result<Self, OpenError> {
-        let Settings {
+    pub fn new(
+        cm: Box<dyn ConnectionManager>,
+        settings: RdmaHostSettings,
+    ) -> Result<Self, OpenError> {
+        let RdmaHostSettings {
             admin_entries,
             io_queues,
             io_entries,
@@ -70,7 +73,7 @@ impl HostWire {
         } = settings;
         // The device may take fewer work requests; that is known when it is.
         let sizes = |entries| RingSizes::new(entries, u32::MAX);
-        let memory = Memory::new(
+        let memory = HostSlabs::new(
             sizes(admin_entries),
             sizes(io_entries),
             io_queues,
@@ -122,11 +125,11 @@ impl HostWire {
     pub fn has_room(&self, qid: u16) -> bool {
         let queue = self.queues.get(usize::from(qid));
         let queue = queue.and_then(Option::as_ref);
-        queue.is_some_and(Connection::has_room)
+        queue.is_some_and(RdmaHostConnection::has_room)
     }
 
     /// Sends a command, whose data pointer this fills in, in `slot` of its queue: one less than the
-    /// entries, each until its memory is back. It leaves with [`HostWire::flush`].
+    /// entries, each until its memory is back. It leaves with [`RdmaHostWire::flush`].
     ///
     /// # Errors
     /// The queue is to be closed.
@@ -204,7 +207,7 @@ impl HostWire {
         busy
     }
 
-    /// Whether [`HostWire::poll_connections`] is to be called in each turn.
+    /// Whether [`RdmaHostWire::poll_connections`] is to be called in each turn.
     #[must_use]
     pub fn awaits_cause(&self) -> bool {
         self.flushed.is_some()
@@ -220,12 +223,12 @@ impl HostWire {
         now_us: u64,
         events: &mut Vec<(u16, HostEvent)>,
     ) {
-        let Some(WrId {
+        let Some(HostWrId {
             kind,
             qid,
             epoch,
             value,
-        }) = WrId::unpack(completion.wr_id)
+        }) = HostWrId::unpack(completion.wr_id)
         else {
             return;
         };
@@ -332,7 +335,7 @@ impl HostWire {
     }
 }
 
-impl Drop for HostWire {
+impl Drop for RdmaHostWire {
     fn drop(&mut self) {
         self.close(false);
     }
@@ -342,7 +345,11 @@ pub(super) fn ended(events: &mut Vec<(u16, HostEvent)>, qid: u16, end: HostEnd) 
     events.push((qid, HostEvent::Ended(Box::new(end))));
 }
 
-fn response(queue: &mut Connection, receive: u16, completion: &WorkCompletion) -> HostEvent {
+fn response(
+    queue: &mut RdmaHostConnection,
+    receive: u16,
+    completion: &WorkCompletion,
+) -> HostEvent {
     let cqe = match queue.take_response(receive) {
         Ok(cqe) => cqe,
         Err(error) => {

@@ -15,7 +15,7 @@ pub(super) enum WorkKind {
 
 /// A work request's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct WrId {
+pub(super) struct HostWrId {
     pub(super) kind: WorkKind,
     /// QID of the queue.
     pub(super) qid: u16,
@@ -24,7 +24,7 @@ pub(super) struct WrId {
     pub(super) value: u16,
 }
 
-impl WrId {
+impl HostWrId {
     pub(super) fn pack(self) -> u64 {
         let kind: u64 = match self.kind {
             WorkKind::Recv => 0,
@@ -35,7 +35,7 @@ impl WrId {
         kind << 48 | u64::from(self.qid) << 32 | u64::from(self.epoch) << 16 | u64::from(self.value)
     }
 
-    /// `None` for a value [`WrId::pack`] did not make.
+    /// `None` for a value [`HostWrId::pack`] did not make.
     pub(super) fn unpack(wr_id: u64) -> Option<Self> {
         let [v0, v1, e0, e1, q0, q1, kind, 0] = wr_id.to_le_bytes() else {
             return None;
@@ -60,20 +60,20 @@ impl WrId {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{WorkKind, WrId};
+    use super::{HostWrId, WorkKind};
 
     proptest! {
         #[test]
         fn unpack_undoes_pack(kind in 0..4_usize, qid: u16, epoch: u16, value: u16) {
             use WorkKind::{Invalidate, Recv, Send, SendData};
             let kind = [Recv, Send, SendData, Invalidate][kind];
-            let id = WrId { kind, qid, epoch, value };
-            prop_assert_eq!(WrId::unpack(id.pack()), Some(id));
+            let id = HostWrId { kind, qid, epoch, value };
+            prop_assert_eq!(HostWrId::unpack(id.pack()), Some(id));
         }
 
         #[test]
         fn anything_else_is_none_or_packs_to_itself(wr_id: u64) {
-            if let Some(id) = WrId::unpack(wr_id) {
+            if let Some(id) = HostWrId::unpack(wr_id) {
                 prop_assert_eq!(id.pack(), wr_id);
             }
         }

@@ -8,11 +8,11 @@ use capstan_rdma::contract::{PostError, RKey, Remote, SendOp, Sge};
 
 use super::super::sinks::{PullError, Sink};
 use super::super::wr_id::WrId;
-use super::Queue;
-use crate::data::{CopyTo, Full, HostMemory, KeyedBuffer, Piece, Place, Pushed, Source};
+use super::RdmaQueue;
+use crate::data::{CopyTo, Full, HostMemory, HostPlace, KeyedBuffer, Piece, Pushed, Source};
 use crate::queue::Tag;
 
-impl Queue {
+impl RdmaQueue {
     /// Pulls `len_bytes` from the host into `sink`, for the command `tag`. The sink belongs to the
     /// queue until [`Event::Pulled`](crate::Event::Pulled), and until it is dropped where it ends:
     /// so it does where the sink cannot be registered, or the queue pair takes no more.
@@ -234,7 +234,7 @@ impl Queue {
 #[inline]
 fn one_place(host: &HostMemory, len: usize) -> Option<KeyedBuffer> {
     match &host.place {
-        Place::Keyed(buffer) if buffer.len_bytes as usize == len => Some(*buffer),
+        HostPlace::Keyed(buffer) if buffer.len_bytes as usize == len => Some(*buffer),
         _ => None,
     }
 }

@@ -7,7 +7,7 @@ use capstan_rdma::contract::{PostError, QueuePair, RdmaError, Sge};
 use super::super::holdings::Holdings;
 use super::super::in_place::InPlaceReceives;
 use super::super::wr_id::WrId;
-use super::Queue;
+use super::RdmaQueue;
 use crate::limits::{
     ADMIN_PIECE_BYTES, CQE_BYTES, SGL_LIST_BYTES, SGL_LIST_PAGE_BYTES, SGL_LIST_PAGES, SPARE_BYTES,
     SQE_BYTES, SQES_IN_PLACE, SQES_IN_PLACE_AT, STRANGER_RECEIVES, slots,
@@ -24,7 +24,7 @@ fn response_bytes(entries: u16) -> u32 {
     u32::from(slots(entries)) * CQE_BYTES
 }
 
-impl Queue {
+impl RdmaQueue {
     /// Whether it has a place among connections that are no queue yet, as its host is not (or not
     /// yet) permitted.
     #[must_use]
@@ -120,8 +120,8 @@ impl Queue {
         self.qp.post_recv(wr_id, &[sqe, list])
     }
 
-    /// Copies out what has arrived in the receive that [`Queue::post_in_place`] posted: the SQE,
-    /// and `list_bytes` of the descriptors behind it, at most the longest list.
+    /// Copies out what has arrived in the receive that [`RdmaQueue::post_in_place`] posted: the
+    /// SQE, and `list_bytes` of the descriptors behind it, at most the longest list.
     pub(in super::super) fn take_in_place(
         &self,
         at: u16,

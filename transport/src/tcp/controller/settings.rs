@@ -6,7 +6,7 @@ use super::super::limits::MAXH2CDATA_BYTES;
 
 /// What a controller answers to ICReq.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct IcSettings {
     /// The digests it enables where the host asks for them.
     pub digests: Digests,
     /// CPDA: alignment of the data the host sends.
@@ -17,7 +17,7 @@ pub struct Settings {
     pub r2t_max_bytes: u32,
 }
 
-impl Default for Settings {
+impl Default for IcSettings {
     fn default() -> Self {
         Self {
             digests: Digests::all(),

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use super::super::limits::{DIRECT_MIN_BYTES, HELD_MIN_BYTES, R2TS_MAX};
 use super::super::outgoing::{Mark, crc32c};
-use super::super::stream::{Place, Side, Stream, is_intact};
+use super::super::stream::{Side, SocketPlace, Stream, is_intact};
 use super::{ControllerSide, Landing, R2ts, Slot};
 use crate::data::{CapsuleData, Landed, Receive};
 use crate::queue::{Capsule, EndReason, Event, Pulled, Tag};
@@ -72,13 +72,13 @@ impl ControllerSide {
         }
     }
 
-    pub(super) fn place(&mut self, due: u32) -> Option<Place> {
+    pub(super) fn place(&mut self, due: u32) -> Option<SocketPlace> {
         let Landing::Pull { slot, data } = &self.landing else {
             return None;
         };
         let at = data.offset_bytes.saturating_add(self.landed_bytes);
         let pull = self.slots.get_mut(usize::from(*slot))?.pull.as_mut()?;
-        Place::of(&mut pull.sink, at, due)
+        SocketPlace::of(&mut pull.sink, at, due)
     }
 
     pub(super) fn moved(&mut self, bytes: usize) {

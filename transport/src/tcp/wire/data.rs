@@ -6,11 +6,11 @@ use capstan_memory::Buffer;
 
 use super::super::controller::Part;
 use super::super::limits::DIRECT_MIN_BYTES;
-use super::Queue;
-use crate::data::{Full, HostMemory, Piece, Place, Pushed, Source};
+use super::TcpQueue;
+use crate::data::{Full, HostMemory, HostPlace, Piece, Pushed, Source};
 use crate::queue::{End, Tag};
 
-impl Queue {
+impl TcpQueue {
     /// Asks the host for `len_bytes` of data of a command. The sink comes back with
     /// `Event::Pulled`, or `Event::Returned` where the queue has ended.
     pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
@@ -39,7 +39,7 @@ impl Queue {
         to: &HostMemory,
         source: Source<'s>,
     ) -> Result<Pushed, Full<Source<'s>>> {
-        let Place::Transport {
+        let HostPlace::Transport {
             cid,
             offset_bytes,
             length_bytes,
@@ -132,7 +132,10 @@ impl Queue {
 /// The identifier of the command whose data is there, if NVMe/TCP moves it.
 fn cid_of(host: &HostMemory) -> Option<u16> {
     match host.place {
-        Place::Transport { cid, .. } => Some(cid),
-        Place::None | Place::InCapsule { .. } | Place::Keyed(_) | Place::KeyedList(_) => None,
+        HostPlace::Transport { cid, .. } => Some(cid),
+        HostPlace::None
+        | HostPlace::InCapsule { .. }
+        | HostPlace::Keyed(_)
+        | HostPlace::KeyedList(_) => None,
     }
 }

@@ -14,7 +14,7 @@ use capstan_rdma::contract::PrivateData;
 use capstan_transport::host::{
     HostEnd, HostEvent, HostTransport, HostWire, Offer, OpenQueue, SendError, Span,
 };
-use capstan_transport::rdma::host::Settings;
+use capstan_transport::rdma::host::RdmaHostSettings;
 
 use super::over::{Command, Controller, Over, Welcome};
 use super::pattern;
@@ -85,7 +85,7 @@ impl World {
     pub(crate) fn unconnected(over: Over) -> Self {
         let pool = || Pool::new(POOL_BYTES, Pages::Ordinary).expect("memory");
         let (admin, data) = (pool(), pool());
-        let settings = Settings {
+        let settings = RdmaHostSettings {
             admin_entries: ENTRIES,
             io_queues: 1,
             io_entries: ENTRIES,

@@ -10,7 +10,7 @@ use capstan_rdma::loopback::{Network, attributes};
 use zerocopy::IntoBytes;
 
 use super::super::super::port::tests::{HERE, memory, next};
-use super::super::super::port::{DevicePort, Place};
+use super::super::super::port::{DevicePlace, DevicePort};
 use super::*;
 use crate::data::CapsuleData;
 use crate::limits::STRANGER_COMPLETIONS;
@@ -44,7 +44,7 @@ struct Accepted {
     host: Box<dyn QueuePair>,
     /// A capsule of the host for each command, of one byte again and again.
     capsules: (Buffer, Rc<dyn MemoryRegion>),
-    queue: Queue,
+    queue: RdmaQueue,
     port: DevicePort,
     memory: Memory,
     /// A queue of a permitted host was there already.
@@ -85,14 +85,14 @@ impl Accepted {
         let device = cm.device(id).unwrap();
         let mut port = DevicePort::open(device, &memory, shared).unwrap();
         let other = port.wire.reserve(ENTRIES, &memory.queues).unwrap();
-        let Place {
+        let DevicePlace {
             holdings,
             responses,
             keys,
         } = port.take_place(ENTRIES, &memory).unwrap();
         let receives = port.wire.receives().source(ENTRIES);
         let qp = queue_pair((&mut cm, id), (port.pd(), port.wire.cq()), receives);
-        let mut queue = Queue::new(qp.into(), responses, keys, holdings);
+        let mut queue = RdmaQueue::new(qp.into(), responses, keys, holdings);
         queue.post_receives().unwrap();
         cm.accept(id, &param).unwrap();
         next(&network, &mut host_cm);
@@ -158,10 +158,10 @@ impl Accepted {
 }
 
 /// The queue of the connection.
-struct One<'a>(&'a mut Queue);
+struct One<'a>(&'a mut RdmaQueue);
 
-impl Queues<Queue> for One<'_> {
-    fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
+impl Queues<RdmaQueue> for One<'_> {
+    fn queue(&mut self, id: QueueId) -> Option<&mut RdmaQueue> {
         (id == QUEUE).then_some(&mut *self.0)
     }
 }
