@@ -1,0 +1,19 @@
+//! XDR, ONC RPC and RPC-over-RDMA version 1: bytes to typed values and back.
+//!
+//! # Where things are
+//! * [`xdr`]: the reader and the writer that everything above stands on (RFC 4506).
+//!
+//! # What it does not do
+//! It has no sockets, verbs or clock, allocates nothing, and knows no RPC program.
+#![no_std]
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::wildcard_enum_match_arm
+)]
+
+pub mod xdr;
