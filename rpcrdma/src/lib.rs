@@ -2,6 +2,8 @@
 //!
 //! # Where things are
 //! * [`xdr`]: the reader and the writer that everything above stands on (RFC 4506).
+//! * [`rpc`]: calls and replies (RFC 5531).
+//! * [`limits`]: the bounds of what a peer can make grow.
 //!
 //! # What it does not do
 //! It has no sockets, verbs or clock, allocates nothing, and knows no RPC program.
@@ -16,4 +18,7 @@
     clippy::wildcard_enum_match_arm
 )]
 
+pub mod limits;
+mod macros;
+pub mod rpc;
 pub mod xdr;
