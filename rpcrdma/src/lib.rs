@@ -2,7 +2,7 @@
 //!
 //! # Where things are
 //! * [`xdr`]: the reader and the writer that everything above stands on (RFC 4506).
-//! * [`rpc`]: calls and replies (RFC 5531).
+//! * [`rpc`]: calls and replies (RFC 5531), and [`record`]: how they are told apart over TCP.
 //! * [`limits`]: the bounds of what a peer can make grow.
 //!
 //! # What it does not do
@@ -20,5 +20,6 @@
 
 pub mod limits;
 mod macros;
+pub mod record;
 pub mod rpc;
 pub mod xdr;

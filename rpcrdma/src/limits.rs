@@ -11,3 +11,17 @@ const _: () = assert!(
     4 + 4 + MACHINE_NAME_MAX_BYTES.next_multiple_of(4) + 4 + 4 + 4 + GIDS_MAX * 4
         <= AUTH_BODY_MAX_BYTES
 );
+
+/// Data of one READ or WRITE, in bytes: 1 MiB, the most that Linux clients ask for.
+pub const DATA_MAX_BYTES: u32 = 1 << 20;
+/// What a call has besides such data, in bytes: 64 KiB, for headers, credentials and the operations
+/// around a WRITE.
+pub const CALL_OVERHEAD_MAX_BYTES: u32 = 64 << 10;
+/// Bytes of a call with everything that was reduced put back: what a client can make a server take.
+pub const CALL_MAX_BYTES: u32 = DATA_MAX_BYTES + CALL_OVERHEAD_MAX_BYTES;
+
+/// Bytes of a record over TCP: a call, or a reply with as much.
+pub const RECORD_MAX_BYTES: u32 = CALL_MAX_BYTES;
+/// Fragments of a record: some clients send one per kilobyte or more, none an empty one; so that
+/// empty ones do not go on for ever.
+pub const FRAGMENTS_MAX: u32 = RECORD_MAX_BYTES / 1024;
