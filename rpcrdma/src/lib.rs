@@ -3,6 +3,8 @@
 //! # Where things are
 //! * [`xdr`]: the reader and the writer that everything above stands on (RFC 4506).
 //! * [`rpc`]: calls and replies (RFC 5531), and [`record`]: how they are told apart over TCP.
+//! * [`header`]: the transport header of RPC-over-RDMA version 1 (RFC 8166), and [`chunks`]: its
+//!   lists.
 //! * [`limits`]: the bounds of what a peer can make grow.
 //!
 //! # What it does not do
@@ -18,6 +20,8 @@
     clippy::wildcard_enum_match_arm
 )]
 
+pub mod chunks;
+pub mod header;
 pub mod limits;
 mod macros;
 pub mod record;

@@ -15,8 +15,7 @@
 //!
 //! # Padding
 //! Items are padded to a multiple of four bytes. Zeroes are written (RFC 4506, section 3); what
-//! arrives as padding is not looked at, as nothing depends on it and clients that leave rests there
-//! are served by every other server.
+//! arrives as padding is not looked at (RFC 8166, section 3.4.5.2), as nothing depends on it.
 
 mod reader;
 mod writer;

@@ -1,6 +1,6 @@
 //! Reads XDR.
 
-use super::{DataItem, REDUCED_ITEMS_MAX, ReducedItem, UNIT_BYTES, padding_bytes, to_usize};
+use super::{DataItem, ReducedItem, UNIT_BYTES, padding_bytes, to_usize};
 
 /// Bytes that are not what was expected. The sender gets an answer like GARBAGE_ARGS (RFC 5531,
 /// section 9) or the layer above has one of its own; nothing was kept.
@@ -275,7 +275,7 @@ impl<'a> Reader<'a> {
         }
         let padded = u64::from(count).next_multiple_of(UNIT_BYTES as u64);
         // A requester should leave the padding out of a read chunk and may have it in, and the
-        // stream has it in neither case (RFC 8166, section 3.4).
+        // stream has it in neither case (RFC 8166, section 3.4.5.2).
         if item.length_bytes != count && u64::from(item.length_bytes) != padded {
             return Err(ReadError::ReducedLength {
                 field,
@@ -380,9 +380,6 @@ impl<'a> Reader<'a> {
         }
     }
 }
-
-// Lists of reduced items are kept by value and handed in as slices of this length at most.
-const _: () = assert!(REDUCED_ITEMS_MAX * size_of::<ReducedItem>() == 128);
 
 #[cfg(test)]
 mod tests {
