@@ -5,6 +5,7 @@
 //! * [`rpc`]: calls and replies (RFC 5531), and [`record`]: how they are told apart over TCP.
 //! * [`header`]: the transport header of RPC-over-RDMA version 1 (RFC 8166), and [`chunks`]: its
 //!   lists.
+//! * [`pull`]: what is to be pulled for a call, and where it belongs.
 //! * [`private`]: what two peers say while a connection is set up (RFC 8797).
 //! * [`limits`]: the bounds of what a peer can make grow.
 //!
@@ -26,6 +27,7 @@ pub mod header;
 pub mod limits;
 mod macros;
 pub mod private;
+pub mod pull;
 pub mod record;
 pub mod rpc;
 pub mod xdr;
