@@ -6,6 +6,7 @@
 //! * [`header`]: the transport header of RPC-over-RDMA version 1 (RFC 8166), and [`chunks`]: its
 //!   lists.
 //! * [`pull`]: what is to be pulled for a call, and where it belongs.
+//! * [`push`]: how a reply goes out: what is pushed, and what follows the header.
 //! * [`private`]: what two peers say while a connection is set up (RFC 8797).
 //! * [`limits`]: the bounds of what a peer can make grow.
 //!
@@ -28,6 +29,7 @@ pub mod limits;
 mod macros;
 pub mod private;
 pub mod pull;
+pub mod push;
 pub mod record;
 pub mod rpc;
 pub mod xdr;
