@@ -8,6 +8,7 @@
 //! * [`pull`]: what is to be pulled for a call, and where it belongs.
 //! * [`push`]: how a reply goes out: what is pushed, and what follows the header.
 //! * [`private`]: what two peers say while a connection is set up (RFC 8797).
+//! * [`credits`]: how many calls a client may have outstanding.
 //! * [`limits`]: the bounds of what a peer can make grow.
 //!
 //! # What it does not do
@@ -24,6 +25,7 @@
 )]
 
 pub mod chunks;
+pub mod credits;
 pub mod header;
 pub mod limits;
 mod macros;

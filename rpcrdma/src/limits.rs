@@ -47,3 +47,7 @@ const _: () = assert!(WRITE_CHUNKS_MAX as usize == REDUCED_ITEMS_MAX);
 
 /// Credits of a connection until its first reply (RFC 8166, section 3.3.3).
 pub const CREDITS_INITIAL: u32 = 1;
+/// Credits that a connection gets, if it asks for as many: as many as of Linux servers. Their
+/// receives take 512 KiB.
+pub const CREDITS_PER_CONNECTION_MAX: u32 = 128;
+const _: () = assert!(CREDITS_PER_CONNECTION_MAX * INLINE_OFFER_BYTES == 512 << 10);

@@ -116,7 +116,8 @@ impl<'a> Reader<'a> {
 
     /// A reader of a stream from which `reduced` was taken, in ascending order of position.
     ///
-    /// One out of order is never met by [`Reader::data_item`], and fails what is read at its place.
+    /// One out of order is not met by [`Reader::data_item`], and fails what is read behind its
+    /// position, [`Reader::finish`] at the latest.
     #[must_use]
     pub const fn with_reduced(bytes: &'a [u8], reduced: &'a [ReducedItem]) -> Self {
         Self {
