@@ -15,7 +15,8 @@ use crate::limits::CREDITS_INITIAL;
 /// with, and its connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[error(
-    "a client has more than {granted} calls outstanding, expected at most so many: end the connection"
+    "a client has more than {granted} calls outstanding, expected at most so many: \
+     end the connection"
 )]
 pub struct CreditError {
     /// Credits that were granted.

@@ -308,8 +308,8 @@ pub struct ReplyHeader<'a> {
     pub xid: u32,
     /// The write list of the call.
     pub writes: WriteList<'a>,
-    /// Bytes that were pushed to each of its chunks, in their order. What is more than a chunk holds
-    /// is not said.
+    /// Bytes that were pushed to each of its chunks, in their order. What is more than a chunk
+    /// holds is not said.
     pub pushed_bytes: [u32; WRITE_CHUNKS_MAX as usize],
     /// The reply chunk of the call and the bytes of the message that were pushed there, or `None`
     /// for a message that follows the header. A reply chunk that is not used is left out.

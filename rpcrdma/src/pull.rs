@@ -4,8 +4,8 @@
 //! * A read chunk at position zero is the whole message (RFC 8166, section 3.5.3). It takes one
 //!   buffer.
 //! * Any other read chunk is one data item that was reduced (RFC 8166, section 3.4.5). It takes a
-//!   buffer of its own, so that the data of a WRITE lies at the beginning of that and goes to a file
-//!   as it is. The stream is not put together again: [`Reader::with_reduced`] goes on behind it.
+//!   buffer of its own, so that the data of a WRITE lies at the beginning of that and goes to a
+//!   file as it is. The stream is not put together again: [`Reader::with_reduced`] goes on behind it.
 //!
 //! [`Reader::with_reduced`]: crate::xdr::Reader::with_reduced
 
@@ -61,7 +61,8 @@ pub enum CallChunkError {
     },
     /// A chunk, or the whole message, that is longer than there may be.
     #[error(
-        "{what} of XID {xid:08x} has {length_bytes} bytes, expected at most {max_bytes}: answer ERR_CHUNK"
+        "{what} of XID {xid:08x} has {length_bytes} bytes, expected at most {max_bytes}: \
+         answer ERR_CHUNK"
     )]
     TooLong {
         /// The XID of the call.

@@ -12,6 +12,8 @@ open_enum! {
         SHORT = 2 => "AUTH_SHORT",
         DH = 3 => "AUTH_DH",
         RPCSEC_GSS = 6 => "RPCSEC_GSS",
+        /// RFC 9289, section 4.1.
+        TLS = 7 => "AUTH_TLS",
     }
 }
 

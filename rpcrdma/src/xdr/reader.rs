@@ -65,8 +65,8 @@ pub enum ReadError {
     /// A reduced item lies where none can: within a field, at one that is not DDP-eligible, or
     /// behind everything.
     #[error(
-        "a read chunk has Position {position}, where {field} is (position {at}), expected one right \
-         behind the count of a DDP-eligible item: refuse the message as undecodable"
+        "a read chunk has Position {position}, where {field} is (position {at}), expected one \
+         right behind the count of a DDP-eligible item: refuse the message as undecodable"
     )]
     Misplaced {
         /// The field that was read.
@@ -295,8 +295,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The count of a Variable-Length Array of at most `max` elements (RFC 4506, section 4.13), each
-    /// of which takes at least `element_min_bytes` of the stream: what is left is enough for them,
+    /// The count of a Variable-Length Array of at most `max` elements (RFC 4506, section 4.13),
+    /// each of which takes at least `element_min_bytes` of the stream: what is left is enough for them,
     /// so that room for so many may be made.
     ///
     /// # Errors
@@ -333,8 +333,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The error for a value that `field`, which begins here, cannot have. For a field that was read
-    /// already, of a copy of the reader from before it.
+    /// The error for a value that `field`, which begins here, cannot have. For a field that was
+    /// read already, of a copy of the reader from before it.
     #[must_use]
     pub const fn invalid(
         &self,
