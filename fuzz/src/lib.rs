@@ -10,6 +10,7 @@ mod host;
 mod input;
 mod iwarp;
 mod nvme_proto;
+mod rpcrdma;
 mod subsystem;
 mod tcp;
 mod tcp_controller;
@@ -23,6 +24,7 @@ pub use nvme_proto::{
     capsule, command_data, completion, connect_data, discovery_log, features, identify, log_pages,
     private_data, sgl,
 };
+pub use rpcrdma::{rpcrdma_header, rpcrdma_records, rpcrdma_rpc};
 pub use subsystem::controller_ops;
 pub use tcp::{tcp_from_controller, tcp_from_host};
 pub use tcp_controller::tcp_controller_queue;
@@ -51,6 +53,9 @@ pub const TARGETS: &[Target] = &[
     ("tcp_from_controller", tcp_from_controller),
     ("tcp_controller_queue", tcp_controller_queue),
     ("tcp_host_queue", tcp_host_queue),
+    ("rpcrdma_header", rpcrdma_header),
+    ("rpcrdma_rpc", rpcrdma_rpc),
+    ("rpcrdma_records", rpcrdma_records),
     ("config_toml", config_toml),
     ("host", host),
     ("host_discovery", host_discovery),
