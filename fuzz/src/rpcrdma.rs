@@ -4,7 +4,7 @@ use capstan_rpcrdma::chunks::{ReadSegment, Segment, write_lists};
 use capstan_rpcrdma::header::{
     Answer, ERROR_REPLY_MAX_BYTES, Header, Procedure, Received, write_fixed,
 };
-use capstan_rpcrdma::limits::{CALL_MAX_BYTES, DATA_MAX_BYTES, RECORD_MAX_BYTES};
+use capstan_rpcrdma::limits::{CALL_MAX_BYTES, DATA_MAX_BYTES};
 use capstan_rpcrdma::private::{Agreed, Offer};
 use capstan_rpcrdma::pull::{CallMessage, CallPlan, Destination};
 use capstan_rpcrdma::push::{Pieces, ReplyPlan, Source};
@@ -299,7 +299,6 @@ pub fn rpcrdma_records(bytes: &[u8]) {
 /// The records, the one that is not whole, and how it ended.
 fn records(stream: &[u8], piece_bytes: usize) -> (Vec<Vec<u8>>, Vec<u8>, Option<RecordError>) {
     const MAX_BYTES: u32 = 2048;
-    assert!(MAX_BYTES <= RECORD_MAX_BYTES);
     let (mut reader, mut whole, mut record) =
         (RecordReader::new(MAX_BYTES), Vec::new(), Vec::new());
     for mut piece in stream.chunks(piece_bytes) {
