@@ -184,6 +184,7 @@ mod tests {
                 remote_invalidation: true
             }
         );
+        assert!(!Agreed::new(&Offer::DEFAULT, &own).remote_invalidation);
         assert_eq!(
             Agreed::new(&own, &Offer::DEFAULT),
             Agreed {

@@ -373,6 +373,21 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_that_lies_ahead_changes_nothing() {
+        let mut buffer = [0xEE; 16];
+        let mut writer = Writer::new(&mut buffer);
+        let start = writer.mark();
+        writer.reduced(5).unwrap();
+        writer.u32(7).unwrap();
+        let ahead = writer.mark();
+        writer.rewind(start);
+        writer.u32(9).unwrap();
+        writer.rewind(ahead);
+        assert_eq!(writer.written(), [0, 0, 0, 9]);
+        assert_eq!(writer.reduced_items(), []);
+    }
+
+    #[test]
     fn reduced_items_are_bounded() {
         let mut buffer = [0; 4 * (REDUCED_ITEMS_MAX + 1)];
         let mut writer = Writer::new(&mut buffer);
