@@ -34,8 +34,8 @@ pub const INLINE_DEFAULT_BYTES: u32 = 1024;
 /// Bytes that a server offers to send and receive inline: what Linux clients offer.
 pub const INLINE_OFFER_BYTES: u32 = 4096;
 
-/// Segments of a chunk. 1 MiB takes 8 where a registration has 32 pages, which is the least that
-/// RDMA devices with fast registration have, and Linux makes 16 at most.
+/// Segments of a chunk. 1 MiB takes 8 where a registration has 32 pages; Linux clients send 16 at
+/// most (`RPCRDMA_MAX_HDR_SEGS` in its `xprt_rdma.h`), and others may send twice as many.
 pub const SEGMENTS_PER_CHUNK_MAX: u32 = 32;
 /// Read chunks besides that at position zero: as many as items can be reduced.
 pub const READ_CHUNKS_MAX: usize = REDUCED_ITEMS_MAX;

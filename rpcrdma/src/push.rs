@@ -5,6 +5,9 @@
 //! segments asks for its data inline. What is then left of the message follows the header if both
 //! are within the inline threshold; otherwise it goes to the reply chunk (RFC 8166, section 4.3.3).
 //!
+//! Data in a write chunk and the rest in the reply chunk go together by the RFC. A Linux client
+//! would not take it (`rpcrdma_decode_nomsg` of its `rpc_rdma.c`), and offers only one of the two.
+//!
 //! A result that has no data (a READ that failed) leaves its chunk unused. In a COMPOUND it is the
 //! last one, so that no later data could take the wrong chunk.
 
