@@ -301,15 +301,24 @@ fn records(stream: &[u8], piece_bytes: usize) -> (Vec<Vec<u8>>, Vec<u8>, Option<
     const MAX_BYTES: u32 = 2048;
     let (mut reader, mut whole, mut record) =
         (RecordReader::new(MAX_BYTES), Vec::new(), Vec::new());
+    let mut said_bytes = 0;
     for mut piece in stream.chunks(piece_bytes) {
         loop {
             match reader.next(&mut piece) {
                 Ok(Some(Event::Data(data))) => {
                     assert!(!data.is_empty());
                     record.extend(data);
-                    assert!(record.len() <= usize::try_from(reader.record_bytes()).expect("2048"));
+                    said_bytes = usize::try_from(reader.record_bytes()).expect("2048");
+                    assert!(record.len() <= said_bytes);
                 }
-                Ok(Some(Event::End)) => whole.push(std::mem::take(&mut record)),
+                Ok(Some(Event::End)) => {
+                    assert_eq!(
+                        record.len(),
+                        std::mem::take(&mut said_bytes),
+                        "as its headers said"
+                    );
+                    whole.push(std::mem::take(&mut record));
+                }
                 Ok(None) => break,
                 Err(error) => return (whole, record, Some(error)),
             }
