@@ -1,0 +1,239 @@
+//! How typed values are encoded to XDR and decoded from it.
+//!
+//! Nothing is copied: names, filehandles and data borrow from the message, and what an array holds
+//! is decoded when it is asked for ([`List`]).
+
+use core::fmt;
+use core::marker::PhantomData;
+
+pub use capstan_rpcrdma::xdr::{DataItem, ReadError, Reader, ReducedItem, WriteError, Writer};
+
+use crate::limits::LIST_ELEMENT_BYTES_MIN;
+
+/// A value that can be decoded from XDR. Bytes that are not one are answered with NFS4ERR_BADXDR
+/// (RFC 8881, section 15.1.1.1), or with GARBAGE_ARGS where the program has no such status.
+pub trait Decode<'a>: Sized {
+    /// Decodes one value; `field` is what an error calls it.
+    ///
+    /// # Errors
+    /// The bytes are not one: where, what they hold and what was expected.
+    fn decode(from: &mut Reader<'a>, field: &'static str) -> Result<Self, ReadError>;
+}
+
+/// A value that can be encoded to XDR.
+pub trait Encode {
+    /// Encodes the value.
+    ///
+    /// # Errors
+    /// It does not fit; a part of it may have been written.
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError>;
+}
+
+macro_rules! integers {
+    ($($type:ident),+) => {$(
+        impl Decode<'_> for $type {
+            fn decode(from: &mut Reader<'_>, field: &'static str) -> Result<Self, ReadError> {
+                from.$type(field)
+            }
+        }
+
+        impl Encode for $type {
+            fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+                to.$type(*self)
+            }
+        }
+    )+};
+}
+integers!(u32, i32, u64, i64, bool);
+
+impl<const N: usize> Decode<'_> for [u8; N] {
+    fn decode(from: &mut Reader<'_>, field: &'static str) -> Result<Self, ReadError> {
+        from.array(field)
+    }
+}
+
+impl<const N: usize> Encode for [u8; N] {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        to.opaque_fixed(self)
+    }
+}
+
+/// An array of at most one element, optional data, and a union of `bool` whose FALSE arm is void
+/// are the same on the wire: a word that is 0 or 1, and what follows 1 (RFC 4506, section 4.19).
+impl<'a, T: Decode<'a>> Decode<'a> for Option<T> {
+    fn decode(from: &mut Reader<'a>, field: &'static str) -> Result<Self, ReadError> {
+        from.bool(field)?
+            .then(|| T::decode(from, field))
+            .transpose()
+    }
+}
+
+impl<T: Encode> Encode for Option<T> {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        to.bool(self.is_some())?;
+        self.as_ref().map_or(Ok(()), |value| value.encode(to))
+    }
+}
+
+impl<'a> Decode<'a> for DataItem<'a> {
+    fn decode(from: &mut Reader<'a>, field: &'static str) -> Result<Self, ReadError> {
+        // Its bound is the message, or what the transport has let a chunk carry.
+        from.data_item(field, u32::MAX)
+    }
+}
+
+impl Encode for DataItem<'_> {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        match self {
+            Self::Inline(data) => to.opaque(data),
+            Self::Reduced { length_bytes, .. } => to.reduced(*length_bytes).map(|_index| ()),
+        }
+    }
+}
+
+/// Opaque data or a string of at most `MAX_BYTES`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Opaque<'a, const MAX_BYTES: u32>(pub &'a [u8]);
+
+/// Opaque data or a string that is bounded by the message alone, as it is only looked at there.
+pub type Unbounded<'a> = Opaque<'a, { u32::MAX }>;
+
+impl<'a, const MAX_BYTES: u32> Decode<'a> for Opaque<'a, MAX_BYTES> {
+    fn decode(from: &mut Reader<'a>, field: &'static str) -> Result<Self, ReadError> {
+        from.opaque(field, MAX_BYTES).map(Self)
+    }
+}
+
+impl<const MAX_BYTES: u32> Encode for Opaque<'_, MAX_BYTES> {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        to.opaque(self.0)
+    }
+}
+
+/// A variable-length array (RFC 4506, section 4.13): of a message, whose elements are known to be
+/// well formed and are decoded as one goes through them, or of values to be encoded.
+///
+/// No element contains data that may be reduced.
+#[derive(Clone, Copy)]
+pub struct List<'a, T>(Elements<'a, T>);
+
+#[derive(Clone, Copy)]
+enum Elements<'a, T> {
+    Encoded {
+        count: u32,
+        bytes: &'a [u8],
+        of: PhantomData<T>,
+    },
+    Values(&'a [T]),
+}
+
+impl<'a, T> List<'a, T> {
+    /// The array of these values.
+    #[must_use]
+    pub const fn of(values: &'a [T]) -> Self {
+        Self(Elements::Values(values))
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self.0 {
+            Elements::Encoded { count, .. } => usize::try_from(count).unwrap_or(usize::MAX),
+            Elements::Values(values) => values.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a, T: Decode<'a> + Copy> List<'a, T> {
+    /// The elements, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = T> + use<'a, T> {
+        let (count, bytes, values): (_, _, &[T]) = match self.0 {
+            Elements::Encoded { count, bytes, .. } => (count, bytes, &[]),
+            Elements::Values(values) => (0, [].as_slice(), values),
+        };
+        let mut from = Reader::new(bytes);
+        let decoded = (0..count).map_while(move |_| T::decode(&mut from, "element").ok());
+        values.iter().copied().chain(decoded)
+    }
+
+    /// Decodes an array of at most `max` elements.
+    ///
+    /// # Errors
+    /// There are more, or one is malformed.
+    pub fn decode_bounded(
+        from: &mut Reader<'a>,
+        field: &'static str,
+        max: u32,
+    ) -> Result<Self, ReadError> {
+        let count = from.count(field, max, LIST_ELEMENT_BYTES_MIN)?;
+        let start = from.left();
+        for _ in 0..count {
+            T::decode(from, field)?;
+        }
+        let used = start.len().saturating_sub(from.left_bytes());
+        let bytes = start.get(..used).unwrap_or_default();
+        Ok(Self(Elements::Encoded {
+            count,
+            bytes,
+            of: PhantomData,
+        }))
+    }
+}
+
+impl<T> Default for List<'_, T> {
+    fn default() -> Self {
+        Self::of(&[])
+    }
+}
+
+/// As many elements as the message holds: each takes at least four bytes of it.
+impl<'a, T: Decode<'a> + Copy> Decode<'a> for List<'a, T> {
+    fn decode(from: &mut Reader<'a>, field: &'static str) -> Result<Self, ReadError> {
+        Self::decode_bounded(from, field, u32::MAX)
+    }
+}
+
+impl<T: Encode> Encode for List<'_, T> {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        to.count(self.len())?;
+        match self.0 {
+            // A whole number of units, which are copied as they are.
+            Elements::Encoded { bytes, .. } => to.opaque_fixed(bytes),
+            Elements::Values(values) => values.iter().try_for_each(|value| value.encode(to)),
+        }
+    }
+}
+
+impl<'a, T: Decode<'a> + Copy + PartialEq> PartialEq for List<'a, T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl<'a, T: Decode<'a> + Copy + fmt::Debug> fmt::Debug for List<'a, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// An array of at most `MAX` elements.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct BoundedList<'a, T: Decode<'a> + Copy, const MAX: u32>(pub List<'a, T>);
+
+impl<'a, T: Decode<'a> + Copy, const MAX: u32> Decode<'a> for BoundedList<'a, T, MAX> {
+    fn decode(from: &mut Reader<'a>, field: &'static str) -> Result<Self, ReadError> {
+        List::decode_bounded(from, field, MAX).map(Self)
+    }
+}
+
+impl<'a, T: Decode<'a> + Copy + Encode, const MAX: u32> Encode for BoundedList<'a, T, MAX> {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        self.0.encode(to)
+    }
+}
