@@ -2,8 +2,11 @@
 //!
 //! Source: RFC 8881, RFC 7862 and RFC 8276; the XDR is that of RFC 5662 and RFC 7863.
 
+pub mod args;
 pub mod attr;
 pub mod bitmap;
+pub mod compound;
+pub mod op;
 pub mod opnum;
 pub mod status;
 pub mod types;
