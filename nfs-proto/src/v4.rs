@@ -8,6 +8,9 @@ pub mod bitmap;
 pub mod compound;
 pub mod op;
 pub mod opnum;
+pub mod reply;
+pub mod result;
+pub mod results;
 pub mod status;
 pub mod types;
 
