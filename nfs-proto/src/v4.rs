@@ -5,6 +5,8 @@
 pub mod args;
 pub mod attr;
 pub mod bitmap;
+#[cfg(feature = "client")]
+pub mod client;
 pub mod compound;
 pub mod op;
 pub mod opnum;
