@@ -5,6 +5,7 @@
 pub mod args;
 pub mod attr;
 pub mod bitmap;
+pub mod callback;
 #[cfg(feature = "client")]
 pub mod client;
 pub mod compound;
