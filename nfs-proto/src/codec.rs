@@ -237,3 +237,80 @@ impl<'a, T: Decode<'a> + Copy + Encode, const MAX: u32> Encode for BoundedList<'
         self.0.encode(to)
     }
 }
+
+/// A list in which each element says whether another follows (optional-data that contains itself:
+/// RFC 4506, section 4.19): of a message, or of values to be encoded. As [`List`], it decodes an
+/// element when it is asked for.
+#[derive(Clone, Copy)]
+pub struct Chain<'a, T>(Links<'a, T>);
+
+#[derive(Clone, Copy)]
+enum Links<'a, T> {
+    Encoded(&'a [u8]),
+    Values(&'a [T]),
+}
+
+impl<'a, T> Chain<'a, T> {
+    /// The list of these values.
+    #[must_use]
+    pub const fn of(values: &'a [T]) -> Self {
+        Self(Links::Values(values))
+    }
+}
+
+impl<'a, T: Decode<'a> + Copy> Chain<'a, T> {
+    /// The elements, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = T> + use<'a, T> {
+        let (bytes, values): (_, &[T]) = match self.0 {
+            Links::Encoded(bytes) => (bytes, &[]),
+            Links::Values(values) => ([].as_slice(), values),
+        };
+        let mut from = Reader::new(bytes);
+        let decoded = core::iter::from_fn(move || Option::decode(&mut from, "element").ok()?);
+        values.iter().copied().chain(decoded)
+    }
+}
+
+impl<T> Default for Chain<'_, T> {
+    fn default() -> Self {
+        Self::of(&[])
+    }
+}
+
+impl<'a, T: Decode<'a>> Decode<'a> for Chain<'a, T> {
+    fn decode(from: &mut Reader<'a>, field: &'static str) -> Result<Self, ReadError> {
+        let start = from.left();
+        // Each turn takes at least four bytes of the message.
+        while Option::<T>::decode(from, field)?.is_some() {}
+        let used = start.len().saturating_sub(from.left_bytes());
+        Ok(Self(Links::Encoded(start.get(..used).unwrap_or_default())))
+    }
+}
+
+impl<T: Encode> Encode for Chain<'_, T> {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        match self.0 {
+            // A whole number of units, the end of the list with them.
+            Links::Encoded(bytes) => to.opaque_fixed(bytes),
+            Links::Values(values) => {
+                values.iter().try_for_each(|value| {
+                    to.bool(true)?;
+                    value.encode(to)
+                })?;
+                to.bool(false)
+            }
+        }
+    }
+}
+
+impl<'a, T: Decode<'a> + Copy + PartialEq> PartialEq for Chain<'a, T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl<'a, T: Decode<'a> + Copy + fmt::Debug> fmt::Debug for Chain<'a, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}

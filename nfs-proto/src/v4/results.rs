@@ -1,23 +1,20 @@
 //! Results of the operations: what each has when it succeeds, one type per operation that has any.
 
 use crate::codec::{
-    DataItem, Decode, Encode, List, ReadError, Reader, Unbounded, WriteError, Writer,
+    Chain, DataItem, Decode, Encode, List, ReadError, Reader, Unbounded, WriteError, Writer,
 };
 use crate::macros::{xdr_flags, xdr_struct, xdr_union};
 use crate::v4::args::{
     AccessRights, ChannelAttributes, ChannelDirection, CreateSessionFlags, ExchangeIdFlags,
     LockType, NetLoc, RpcGssService, StateProtectOps, XattrName,
 };
+use crate::v4::attr::Fattr;
 use crate::v4::bitmap::Bitmap;
 use crate::v4::status::Status;
 use crate::v4::types::{
-    ChangeInfo, ClientId, ImplementationId, OwnerBytes, ServerOwner, SessionId, StableHow,
-    StateOwner, Stateid, Time, Verifier,
+    ChangeInfo, ClientId, Component, ImplementationId, OwnerBytes, ServerOwner, SessionId,
+    StableHow, StateOwner, Stateid, Time, Verifier,
 };
-
-mod directory;
-
-pub use directory::{DirEntries, DirEntry};
 
 xdr_struct! {
     /// Of ACCESS (RFC 8881, section 18.1.2).
@@ -193,12 +190,24 @@ xdr_struct! {
 }
 
 xdr_struct! {
+    /// An entry of a directory (entry4; RFC 8881, section 18.23.2).
+    pub struct DirEntry<'a> {
+        /// To go on behind it.
+        pub cookie: u64,
+        /// The name.
+        pub name: Component<'a>,
+        /// The attributes that were asked for.
+        pub attrs: Fattr<'a>,
+    }
+}
+
+xdr_struct! {
     /// Of READDIR (RFC 8881, section 18.23.2).
     pub struct ReadDirOk<'a> {
         /// Goes with the cookies.
         pub cookieverf: Verifier,
         /// The entries.
-        pub entries: DirEntries<'a>,
+        pub entries: Chain<'a, DirEntry<'a>>,
         /// Whether they end where the directory does.
         pub eof: bool,
     }
