@@ -9,6 +9,7 @@ mod config;
 mod host;
 mod input;
 mod iwarp;
+mod nfs_proto;
 mod nvme_proto;
 mod rpcrdma;
 mod subsystem;
@@ -20,6 +21,7 @@ mod tcp_queue;
 pub use config::config_toml;
 pub use host::{host, host_discovery};
 pub use iwarp::{iwarp_receive, iwarp_setup, same_host};
+pub use nfs_proto::nfs_compound;
 pub use nvme_proto::{
     capsule, command_data, completion, connect_data, discovery_log, features, identify, log_pages,
     private_data, sgl,
@@ -59,6 +61,7 @@ pub const TARGETS: &[Target] = &[
     ("config_toml", config_toml),
     ("host", host),
     ("host_discovery", host_discovery),
+    ("nfs_compound", nfs_compound),
 ];
 
 /// The entry point of a target's binary: libFuzzer's when cargo-fuzz builds it, else a `main`
