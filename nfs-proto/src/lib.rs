@@ -1,7 +1,8 @@
-//! NFS version 4.1 and 4.2: bytes to typed values and back.
+//! NFS version 4.1, 4.2 and 3, and MOUNT: bytes to typed values and back.
 //!
 //! # Where things are
 //! * [`v4`]: COMPOUND and its operations, their arguments and results, attributes.
+//! * [`v3`]: the procedures of NFS version 3; [`mount`]: those of MOUNT.
 //! * [`codec`]: how a value is decoded and encoded, on the reader and writer of `rpcrdma`.
 //! * [`limits`]: every bound.
 //!
@@ -30,6 +31,8 @@
 pub mod codec;
 pub mod limits;
 mod macros;
+pub mod mount;
+pub mod v3;
 pub mod v4;
 
 /// The program number of every version of NFS (RFC 5662; RFC 1813, section 2.1).

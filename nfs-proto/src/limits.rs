@@ -55,4 +55,13 @@ pub const FAILED_RESULT_BYTES_MAX: u64 = 4 + 4 + 8;
 /// the directory.
 pub const DIRECTORY_END_BYTES: u64 = 4 + 4;
 
+/// Bytes of a filehandle of NFS version 3 (NFS3_FHSIZE: RFC 1813, section 2.4).
+pub const V3_FILEHANDLE_BYTES_MAX: u32 = 64;
+
+/// Bytes of a path that is mounted (MNTPATHLEN: RFC 1813, section 5.1.2).
+pub const MOUNT_PATH_BYTES_MAX: u32 = 1024;
+
+/// Bytes of the name of a client or a group of them (MNTNAMLEN: RFC 1813, section 5.1.2).
+pub const MOUNT_NAME_BYTES_MAX: u32 = 255;
+
 const _: () = assert!(BITMAP_WORDS <= BITMAP_WORDS_MAX as usize);
