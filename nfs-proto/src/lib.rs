@@ -9,7 +9,7 @@
 //! # Conventions
 //! * Names are the RFCs', without their prefixes (`sa_`, `csr_` …) and version suffixes.
 //! * Nothing is copied: what is parsed borrows from the message. The data of WRITE and READ, and
-//!   the text of symbolic links, may lie beside the message (RFC 8267, section 4):
+//!   the text of symbolic links, may lie beside the message (RFC 8267, sections 3 and 5.1):
 //!   [`codec::DataItem`].
 //! * A value that the RFCs do not define stays itself where a later RFC may define it (statuses,
 //!   numbers of operations and attributes, flags), and is malformed where XDR has an enumeration.
