@@ -21,7 +21,7 @@ mod tcp_queue;
 pub use config::config_toml;
 pub use host::{host, host_discovery};
 pub use iwarp::{iwarp_receive, iwarp_setup, same_host};
-pub use nfs_proto::nfs_compound;
+pub use nfs_proto::{nfs_compound, nfs3_call};
 pub use nvme_proto::{
     capsule, command_data, completion, connect_data, discovery_log, features, identify, log_pages,
     private_data, sgl,
@@ -62,6 +62,7 @@ pub const TARGETS: &[Target] = &[
     ("host", host),
     ("host_discovery", host_discovery),
     ("nfs_compound", nfs_compound),
+    ("nfs3_call", nfs3_call),
 ];
 
 /// The entry point of a target's binary: libFuzzer's when cargo-fuzz builds it, else a `main`

@@ -1,6 +1,8 @@
 //! Body for the parsers of `nfs-proto`.
 
 use capstan_nfs_proto::codec::{DataItem, Decode, Encode, Reader, ReducedItem, Writer};
+use capstan_nfs_proto::mount::MountCall;
+use capstan_nfs_proto::v3::call::Call;
 use capstan_nfs_proto::v4::args::CreateType;
 use capstan_nfs_proto::v4::attr::{Attributes, Fattr, SetAttributes};
 use capstan_nfs_proto::v4::bitmap::Bitmap;
@@ -13,28 +15,60 @@ use capstan_nfs_proto::v4::types::Component;
 /// Most reduced items that an input brings along.
 const ITEMS_MAX: usize = 3;
 
-/// Arguments of COMPOUND, with data that was taken out of them, and the same bytes as a reply. The
-/// first byte is how many reduced items there are; each is a position of two bytes and a length of
-/// one byte.
-pub fn nfs_compound(bytes: &[u8]) {
-    let Some((count, mut rest)) = bytes.split_first() else {
-        return;
-    };
-    let mut items = [ReducedItem::default(); ITEMS_MAX];
-    let count = usize::from(*count) % (ITEMS_MAX + 1);
-    for item in &mut items[..count] {
-        let Some(([high, low, length], behind)) = rest.split_first_chunk::<3>() else {
-            return;
-        };
-        *item = ReducedItem {
+/// Reduced items in front of a message: a byte that counts them, and of each a position of two
+/// bytes and a length of one byte.
+fn reduced(bytes: &[u8]) -> Option<(Vec<ReducedItem>, &[u8])> {
+    let (count, mut rest) = bytes.split_first()?;
+    let mut items = Vec::new();
+    for _ in 0..usize::from(*count) % (ITEMS_MAX + 1) {
+        let ([high, low, length], behind) = rest.split_first_chunk::<3>()?;
+        items.push(ReducedItem {
             position: u32::from(u16::from_be_bytes([*high, *low])),
             length_bytes: u32::from(*length),
-        };
+        });
         rest = behind;
     }
-    items[..count].sort_by_key(|item| item.position);
-    arguments(rest, &items[..count]);
-    results(rest, &items[..count]);
+    items.sort_by_key(|item| item.position);
+    Some((items, rest))
+}
+
+/// Arguments of COMPOUND, with data that was taken out of them, and the same bytes as a reply,
+/// behind the reduced items.
+pub fn nfs_compound(bytes: &[u8]) {
+    if let Some((items, message)) = reduced(bytes) {
+        arguments(message, &items);
+        results(message, &items);
+    }
+}
+
+/// A call of NFS version 3 and of MOUNT: a byte is the procedure, reduced items and the arguments
+/// follow.
+pub fn nfs3_call(bytes: &[u8]) {
+    let Some((procedure, (items, message))) = bytes
+        .split_first()
+        .and_then(|(procedure, rest)| Some((u32::from(*procedure), reduced(rest)?)))
+    else {
+        return;
+    };
+    let mut buffer = vec![0; message.len() + 64];
+    match Call::parse(procedure, &mut Reader::with_reduced(message, &items)) {
+        Ok(Some(call)) => {
+            let mut writer = Writer::new(&mut buffer);
+            call.encode(&mut writer).expect("what was parsed fits");
+            let mut again = Reader::with_reduced(writer.written(), writer.reduced_items());
+            assert_eq!(Call::parse(procedure, &mut again), Ok(Some(call)));
+            assert_eq!(again.finish(), Ok(()));
+            assert_eq!(call.procedure(), procedure);
+        }
+        Ok(None) => assert!(Call::name(procedure).is_none()),
+        Err(error) => assert!(!error.to_string().chars().any(char::is_control)),
+    }
+    if let Ok(Some(call)) = MountCall::parse(procedure, &mut Reader::new(message)) {
+        let mut writer = Writer::new(&mut buffer);
+        call.encode(&mut writer).expect("what was parsed fits");
+        let mut again = Reader::new(writer.written());
+        assert_eq!(MountCall::parse(procedure, &mut again), Ok(Some(call)));
+    }
 }
 
 /// What was noticed beyond a bitmap is not sent again.
