@@ -314,3 +314,75 @@ impl<'a, T: Decode<'a> + Copy + fmt::Debug> fmt::Debug for Chain<'a, T> {
         f.debug_list().entries(self.iter()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::format;
+    use std::vec::Vec;
+
+    fn words(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    fn encoded(value: &impl Encode) -> Vec<u8> {
+        let mut buffer = [0; 64];
+        let mut writer = Writer::new(&mut buffer);
+        value.encode(&mut writer).unwrap();
+        writer.written().to_vec()
+    }
+
+    #[test]
+    fn an_option_is_none_or_one() {
+        assert_eq!(encoded(&None::<u64>), words(&[0]));
+        assert_eq!(encoded(&Some(7_u64)), words(&[1, 0, 7]));
+        let decode = |bytes: &[u8]| Option::<u32>::decode(&mut Reader::new(bytes), "optional");
+        assert_eq!(decode(&words(&[1, 9])), Ok(Some(9)));
+        assert!(decode(&words(&[2, 9, 9])).is_err());
+        assert!(decode(&words(&[1])).is_err());
+    }
+
+    #[test]
+    fn a_list_is_bounded_by_its_message_and_its_type() {
+        let message = words(&[3, 1, 2, 3, 4]);
+        let mut reader = Reader::new(&message);
+        let list = List::<u32>::decode(&mut reader, "list").unwrap();
+        assert_eq!((list.len(), list.is_empty()), (3, false));
+        assert_eq!(list, List::of(&[1, 2, 3]));
+        assert_eq!(format!("{list:?}"), "[1, 2, 3]");
+        assert_eq!(reader.u32("behind"), Ok(4));
+        assert_eq!(encoded(&list), encoded(&List::of(&[1_u32, 2, 3])));
+
+        let missing = words(&[4, 1, 2, 3]);
+        assert!(List::<u32>::decode(&mut Reader::new(&missing), "list").is_err());
+        let endless = words(&[u32::MAX, 1]);
+        assert!(List::<u32>::decode(&mut Reader::new(&endless), "list").is_err());
+        // Four bytes an element are there, and eight are needed.
+        let half = words(&[2, 1, 2]);
+        assert!(List::<u64>::decode(&mut Reader::new(&half), "list").is_err());
+
+        let decode = |bytes| BoundedList::<u32, 3>::decode(&mut Reader::new(bytes), "list").is_ok();
+        assert!(decode(&message));
+        assert!(!decode(&words(&[4, 1, 2, 3, 4])));
+    }
+
+    #[test]
+    fn a_chain_ends_where_it_says() {
+        let message = words(&[1, 5, 1, 6, 0, 9]);
+        let mut reader = Reader::new(&message);
+        let chain = Chain::<u32>::decode(&mut reader, "chain").unwrap();
+        assert_eq!(reader.u32("behind"), Ok(9));
+        assert_eq!(chain, Chain::of(&[5, 6]));
+        assert_eq!(encoded(&chain), encoded(&Chain::of(&[5_u32, 6])));
+        for broken in [words(&[1, 5, 1]), words(&[1, 5]), words(&[1, 5, 2, 6, 0])] {
+            assert!(Chain::<u32>::decode(&mut Reader::new(&broken), "chain").is_err());
+        }
+    }
+
+    #[test]
+    fn opaque_data_has_its_bound() {
+        let decode = |bytes: &[u8]| Opaque::<'_, 4>::decode(&mut Reader::new(bytes), "id").is_ok();
+        assert!(decode(&words(&[4, 0])) && !decode(&words(&[5, 0, 0])));
+    }
+}

@@ -26,6 +26,12 @@ pub enum SetError {
     /// An attribute that this file system does not have.
     #[error("attribute {0} is to be set, expected supported ones: answer NFS4ERR_ATTRNOTSUPP")]
     Unsupported(AttrNumber),
+    /// An attribute with a number above those that a [`Bitmap`] keeps.
+    #[error(
+        "an attribute above number 95 is to be set, expected supported ones: answer \
+         NFS4ERR_ATTRNOTSUPP"
+    )]
+    Unknown,
     /// An attribute that can only be read.
     #[error("attribute {0} is to be set, expected ones that can be: answer NFS4ERR_INVAL")]
     ReadOnly(AttrNumber),
@@ -50,7 +56,7 @@ impl SetError {
     pub const fn status(&self) -> Status {
         match self {
             Self::Malformed(_) => Status::BADXDR,
-            Self::Unsupported(_) => Status::ATTRNOTSUPP,
+            Self::Unsupported(_) | Self::Unknown => Status::ATTRNOTSUPP,
             Self::ReadOnly(_) | Self::Invalid { .. } | Self::Both(..) => Status::INVAL,
         }
     }
@@ -166,7 +172,7 @@ impl<'a> SetAttributes<'a> {
             });
         }
         if mask.has_more() {
-            return Err(SetError::Unsupported(AttrNumber(u32::MAX)));
+            return Err(SetError::Unknown);
         }
         let values = Self::decode_values(attributes)?;
         values.require_valid()?;
