@@ -10,11 +10,11 @@ use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::Role;
 use capstan_nvme_proto::tcp::c2h::C2hData;
 use capstan_nvme_proto::tcp::r2t::R2t;
-use capstan_nvme_proto::tcp::reader::{HostQueueEvent as Read, Pdu, PduReader};
+use capstan_nvme_proto::tcp::reader::{Event as Read, Pdu, PduReader};
 use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcRequest, IcResponse};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_transport::End;
-use capstan_transport::tcp::host::{Arrived, HostQueueEvent, HostQueue, Payload};
+use capstan_transport::tcp::host::{Arrived, HostQueue, HostQueueEvent, Payload};
 use capstan_transport::tcp::limits::STAGED_MAX_BYTES;
 use zerocopy::IntoBytes;
 

@@ -4,7 +4,7 @@ use capstan_memory::{Buffer, Pool, RawBytes};
 use capstan_nvme_proto::tcp::digest::crc32c;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::tcp::writer::PduHead;
-use capstan_transport::tcp::link::Queue;
+use capstan_transport::tcp::link::StreamQueue;
 
 /// Memory of one run.
 pub(crate) const POOL_BYTES: usize = 4 << 20;
@@ -110,7 +110,7 @@ impl Memory {
 /// Hands `bytes` to the queue in pieces, as a socket does: what has a place of its own arrives
 /// there, which is counted only, and the rest elsewhere.
 pub(crate) fn deliver(
-    queue: &mut impl Queue,
+    queue: &mut impl StreamQueue,
     memory: &Memory,
     bytes: &[u8],
     piece_bytes: usize,
@@ -141,7 +141,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    pub(crate) fn of(queue: &mut impl Queue, pool: &Pool, start_bytes: usize) -> Self {
+    pub(crate) fn of(queue: &mut impl StreamQueue, pool: &Pool, start_bytes: usize) -> Self {
         let slab = pool.slab();
         let buffers = slab.addr()..slab.addr() + slab.len_bytes() as u64;
         let mut pending = Self {
@@ -166,7 +166,7 @@ impl Pending {
 }
 
 /// Sends up to `wanted_bytes`, and gives them. What is left is what was behind them.
-pub(crate) fn send(queue: &mut impl Queue, pool: &Pool, wanted_bytes: usize) -> Vec<u8> {
+pub(crate) fn send(queue: &mut impl StreamQueue, pool: &Pool, wanted_bytes: usize) -> Vec<u8> {
     const BEHIND: usize = 256;
     let mut before = Pending::of(queue, pool, wanted_bytes.saturating_add(BEHIND));
     let sent = wanted_bytes.min(before.total_bytes);
