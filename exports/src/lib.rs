@@ -1,0 +1,14 @@
+//! Exported directories of local file systems, for an NFS target: handles that survive restart and
+//! rename, the identity an operation runs with, and the operations. It knows no RPC, no bytes of
+//! NFS, no sockets; a pool of threads makes its calls, which block.
+//!
+//! The kernel resolves one name at a time and checks every permission: no path is followed after a
+//! directory was exported, and no mode bits are looked at here.
+
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+pub mod handle;
+pub mod key;
+
+pub use handle::{ExportId, FileSystemId, Handle, KernelHandle, PseudoId};
+pub use key::Key;
