@@ -5,10 +5,12 @@
 //! The kernel resolves one name at a time and checks every permission: no path is followed after a
 //! directory was exported, and no mode bits are looked at here.
 
-#![forbid(unsafe_op_in_unsafe_fn)]
-
+pub mod clients;
 pub mod handle;
 pub mod key;
+pub mod name;
+pub mod pseudo;
 
 pub use handle::{ExportId, FileSystemId, Handle, KernelHandle, PseudoId};
 pub use key::Key;
+pub use name::Name;
