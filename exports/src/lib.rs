@@ -5,12 +5,22 @@
 //! The kernel resolves one name at a time and checks every permission: no path is followed after a
 //! directory was exported, and no mode bits are looked at here.
 
+pub mod attributes;
 pub mod clients;
+pub mod error;
+pub mod export;
 pub mod handle;
+pub mod identity;
 pub mod key;
+pub mod limits;
+mod mounts;
 pub mod name;
 pub mod pseudo;
+mod sys;
 
+pub use error::{Error, Result};
+pub use export::{Export, ExportSettings, Exports, Found};
 pub use handle::{ExportId, FileSystemId, Handle, KernelHandle, PseudoId};
+pub use identity::{Caller, Credentials};
 pub use key::Key;
 pub use name::Name;

@@ -1,0 +1,157 @@
+//! What an operation on an exported file answers when it does not succeed.
+
+use nix::errno::Errno;
+
+/// Why an operation was not carried out. The kernel's own answers keep their errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The bytes are not a handle of this version.
+    #[error("{0}")]
+    BadHandle(#[from] crate::handle::Malformed),
+    /// The handle was never given out for what the export is now, or its file was deleted.
+    #[error("the handle is stale: {0}; look the name up again")]
+    Stale(StaleReason),
+    /// The kernel refused.
+    #[error("{operation}: {errno}")]
+    Kernel {
+        /// What was asked of it.
+        operation: &'static str,
+        /// What it answered.
+        errno: Errno,
+    },
+    /// A name that no directory entry can have.
+    #[error("{0}")]
+    Name(#[from] crate::name::NameProblem),
+    /// The client has the export for reading only.
+    #[error("the client may only read this export; give its network read_write to let it write")]
+    ReadOnly,
+    /// A caller's identity of one export was used for a file of another.
+    #[error("the caller's identity is of export {caller:#010x}, and the file of {file:#010x}")]
+    OtherExport {
+        /// Export of the identity.
+        caller: u32,
+        /// Export of the file.
+        file: u32,
+    },
+    /// Both files of a rename, link, copy or clone have to be of one export.
+    #[error("the two files are of two exports; copy the data instead")]
+    CrossExport,
+    /// Another file system is mounted there, which is not exported.
+    #[error(
+        "another file system is mounted here, which is not exported; export it, or set crossmnt"
+    )]
+    OtherFileSystem,
+    /// The parent of an export's root is not the export's.
+    #[error("this is the root of the export; what is above it is not exported")]
+    AtRoot,
+    /// The directory was moved out of the export, or lies deeper than is looked.
+    #[error("the directory is not below the root of the export any more")]
+    OutsideExport,
+    /// The cookie is of another directory or of another file system.
+    #[error("the cookie is not one of this directory; read it from the start")]
+    BadCookie,
+    /// Not one entry has room in the bytes that the caller gave.
+    #[error("no directory entry has room in {given} bytes; ask for more")]
+    TooSmall {
+        /// Bytes that the caller would take.
+        given: usize,
+    },
+    /// The operation needs another kind of file.
+    #[error("the file is a {found}, and {operation} needs a {expected}")]
+    WrongType {
+        /// What was asked.
+        operation: &'static str,
+        /// Kind that it needs.
+        expected: crate::attributes::FileType,
+        /// Kind that the file has.
+        found: crate::attributes::FileType,
+    },
+    /// A number is out of the range that files have.
+    #[error("{what} {value} is more than {most}; ask for less")]
+    OutOfRange {
+        /// What the number stands for.
+        what: &'static str,
+        /// What it was.
+        value: u64,
+        /// The most it may be.
+        most: u64,
+    },
+    /// An earlier write of this writer, or of another one to the same file, did not reach the disk.
+    #[error("data written to the file before did not reach the disk ({errno}); write it again")]
+    WriteBack {
+        /// What the kernel answered to the sync that found it.
+        errno: Errno,
+    },
+    /// The calling thread could not become the caller.
+    #[error("the thread cannot act as uid {uid}: {reason}; start the target as root")]
+    Identity {
+        /// Whom it was to act as.
+        uid: u32,
+        /// What went wrong.
+        reason: IdentityProblem,
+    },
+    /// All places of a bounded table hold what is in use.
+    #[error("{what} is full with {places}; ask again later")]
+    Full {
+        /// Which table.
+        what: &'static str,
+        /// How many places it has.
+        places: usize,
+    },
+}
+
+/// Why a handle is stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StaleReason {
+    /// No export has its id.
+    #[error("nothing is exported as {0:#010x}")]
+    NoSuchExport(u32),
+    /// No directory of the pseudo file system has its id.
+    #[error("no directory leads to an export there any more")]
+    NoSuchDirectory,
+    /// The MAC is not that of this key and this file system.
+    #[error("it was not made with this key for this file system")]
+    Mac,
+    /// The kernel knows no such file.
+    #[error("the file was deleted")]
+    Deleted,
+}
+
+/// Why a thread could not act as somebody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityProblem {
+    /// A system call failed.
+    #[error("{call}: {errno}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// What it answered.
+        errno: Errno,
+    },
+    /// The uid or gid stayed what it was.
+    #[error("{0} was refused")]
+    Refused(&'static str),
+    /// The thread acts for a caller already.
+    #[error("the thread acts for another caller, and was to act for one inside that")]
+    Nested,
+    /// Capabilities that override file permissions outlived the change.
+    #[error("capabilities {0:#x} would override file permissions")]
+    Capabilities(u64),
+}
+
+impl Error {
+    pub(crate) const fn kernel(operation: &'static str) -> impl FnOnce(Errno) -> Self + Copy {
+        move |errno| Self::Kernel { operation, errno }
+    }
+
+    /// What the kernel answered, where it was the kernel that refused.
+    pub const fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Kernel { errno, .. } | Self::WriteBack { errno } => Some(*errno),
+            _ => None,
+        }
+    }
+}
+
+/// What an operation on an exported file answers.
+pub type Result<T> = std::result::Result<T, Error>;

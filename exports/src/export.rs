@@ -1,0 +1,494 @@
+//! Exported directories: opened once by path, and never looked for by it again.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::libc;
+use nix::sys::stat::Mode;
+
+use crate::clients::{ClientRules, Refused};
+use crate::error::{Error, StaleReason};
+use crate::handle::{
+    Claim, ExportId, FileSystemId, Handle, KernelHandle, PSEUDO_FILE_SYSTEM, Presented, PseudoId,
+};
+use crate::identity::{Caller, Credentials};
+use crate::key::Key;
+use crate::limits::EXPORTS;
+use crate::name::NameRule;
+use crate::pseudo::{NestedExport, PseudoError, PseudoTree};
+use crate::sys::{self, FdPath, NoHandle};
+
+/// A directory to export.
+#[derive(Clone, Debug)]
+pub struct ExportSettings {
+    /// Its absolute path on this machine.
+    pub path: PathBuf,
+    /// Its path for clients, such as `/projects`.
+    pub client_path: String,
+    /// Its id in handles, where the one made of `client_path` is not wanted. It has to stay.
+    pub id: Option<ExportId>,
+    /// The id of its file system, where that has no UUID, or another one after each mount.
+    pub file_system: Option<FileSystemId>,
+    /// Who may use it.
+    pub clients: ClientRules,
+    /// How names are read.
+    pub names: NameRule,
+    /// Whether file systems mounted below it are exported as well, with these settings.
+    pub crossmnt: bool,
+}
+
+/// Why a directory is not exported.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// It could not be opened or looked at.
+    #[error("exporting {}: {doing}: {errno}; export a directory that is there", path.display())]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The file system has no handles.
+    #[error("exporting {}: its file system gives no file handles ({errno}); export a directory of \
+             ext4, XFS, btrfs or tmpfs", path.display())]
+    NoHandles {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// Its handles are too long.
+    #[error("exporting {}: a file handle of its file system has {bytes} bytes and type {kind:#x}, \
+             and at most 104 bytes and 16 bits fit in a handle; export the file system below",
+            path.display())]
+    LargeHandles {
+        /// The directory.
+        path: PathBuf,
+        /// Bytes of a handle.
+        bytes: u32,
+        /// The kernel's type of it.
+        kind: i32,
+    },
+    /// The file system cannot be told from others after a restart.
+    #[error("exporting {}: its file system has no UUID (or the kernel is older than 6.9 and does \
+             not tell it); set one by hand, and keep it", path.display())]
+    NoFileSystemId {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Two exports have the same id.
+    #[error(
+        "{first} and {second} have the same export id {id:#010x}; set another one for one of \
+             them"
+    )]
+    SameId {
+        /// Path of one for clients.
+        first: String,
+        /// Path of the other.
+        second: String,
+        /// The id.
+        id: u32,
+    },
+    /// It is below another export for clients, and not mounted there.
+    #[error("{inner} is below {outer} for clients, but {} is not what is mounted there; give it a \
+             path of its own", path.display())]
+    NotMountedThere {
+        /// Path of the export for clients.
+        inner: String,
+        /// Path of the one above.
+        outer: String,
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The paths for clients make no tree.
+    #[error(transparent)]
+    Paths(#[from] PseudoError),
+    /// More than are kept.
+    #[error("{0} exports, and at most {EXPORTS} are kept; export fewer directories")]
+    TooMany(usize),
+}
+
+/// What is known of an open file from `statx(2)` that tells it from every other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) mount: u64,
+    pub(crate) device: (u32, u32),
+    pub(crate) inode: u64,
+}
+
+const MOUNT_ID: libc::c_uint = libc::STATX_MNT_ID | libc::STATX_MNT_ID_UNIQUE;
+
+/// What [`Place`] and the file's type are read from.
+pub(crate) const PLACE_MASK: libc::c_uint = MOUNT_ID | libc::STATX_INO | libc::STATX_TYPE;
+
+impl Place {
+    pub(crate) fn of(stat: &libc::statx) -> Self {
+        Self {
+            mount: stat.stx_mnt_id,
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            inode: stat.stx_ino,
+        }
+    }
+}
+
+/// An exported directory, and what is mounted below it no more than its settings say.
+#[derive(Debug)]
+pub struct Export {
+    id: ExportId,
+    root: OwnedFd,
+    root_place: Place,
+    root_handle: KernelHandle,
+    /// `..` of the root is another mount: the kernel itself does not go there.
+    root_is_mounted: bool,
+    file_system: FileSystemId,
+    settings: Arc<ExportSettings>,
+    outer: Option<Arc<Export>>,
+}
+
+impl Export {
+    fn open_path(settings: Arc<ExportSettings>, id: ExportId) -> Result<Self, ExportError> {
+        let path = settings.path.clone();
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root = open(&path, flags, Mode::empty()).map_err(|errno| ExportError::Open {
+            path,
+            doing: "opening it",
+            errno,
+        })?;
+        Self::of_root(root, settings, |_, _| id, None)
+    }
+
+    /// `id` is chosen with what is under the root, where that is not known before.
+    fn of_root(
+        root: OwnedFd,
+        settings: Arc<ExportSettings>,
+        id: impl FnOnce(FileSystemId, &KernelHandle) -> ExportId,
+        outer: Option<Arc<Export>>,
+    ) -> Result<Self, ExportError> {
+        let path = || settings.path.clone();
+        let root_handle = sys::kernel_handle(root.as_fd()).map_err(|reason| match reason {
+            NoHandle::Kernel(errno) => ExportError::NoHandles {
+                path: path(),
+                errno,
+            },
+            NoHandle::Large { bytes, kind } => ExportError::LargeHandles {
+                path: path(),
+                bytes,
+                kind,
+            },
+        })?;
+        let open_failed = |doing| {
+            let path = path();
+            move |errno| ExportError::Open { path, doing, errno }
+        };
+        // Some file systems give handles that they do not take back.
+        sys::open_by_handle(root.as_fd(), &root_handle, libc::O_PATH).map_err(open_failed(
+            "opening it by its handle (as root, with CAP_DAC_READ_SEARCH)",
+        ))?;
+        let stat = sys::statx(root.as_fd(), PLACE_MASK).map_err(open_failed("looking at it"))?;
+        // The one set by hand is for the file system of the export, not for those below it.
+        let by_hand = if outer.is_none() {
+            settings.file_system
+        } else {
+            None
+        };
+        let file_system = by_hand
+            .or_else(|| sys::file_system_uuid(root.as_fd()).map(FileSystemId))
+            .ok_or_else(|| ExportError::NoFileSystemId { path: path() })?;
+        let is_mount = u64::from(libc::STATX_ATTR_MOUNT_ROOT.unsigned_abs());
+        Ok(Self {
+            id: id(file_system, &root_handle),
+            root_place: Place::of(&stat),
+            root_is_mounted: stat.stx_attributes & is_mount != 0,
+            root,
+            root_handle,
+            file_system,
+            settings,
+            outer,
+        })
+    }
+
+    /// Its id in handles.
+    pub const fn id(&self) -> ExportId {
+        self.id
+    }
+
+    /// The id of its file system: `fsid` of attributes, as two numbers or one.
+    pub const fn file_system(&self) -> FileSystemId {
+        self.file_system
+    }
+
+    /// What it was opened with.
+    pub fn settings(&self) -> &ExportSettings {
+        &self.settings
+    }
+
+    /// The export that it is mounted in, for one that is reached through another.
+    pub const fn outer(&self) -> Option<&Arc<Self>> {
+        self.outer.as_ref()
+    }
+
+    /// Whom operations run as for a caller on a client.
+    ///
+    /// # Errors
+    /// Where the client may not use the export.
+    pub fn caller(
+        &self,
+        peer: SocketAddr,
+        credentials: &Credentials<'_>,
+    ) -> Result<Caller, Refused> {
+        let rule = self.settings.clients.for_client(peer)?;
+        Ok(Caller::new(self.id, rule, credentials))
+    }
+
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    pub(crate) const fn root_place(&self) -> Place {
+        self.root_place
+    }
+
+    pub(crate) const fn root_handle(&self) -> &KernelHandle {
+        &self.root_handle
+    }
+
+    pub(crate) const fn root_is_mounted(&self) -> bool {
+        self.root_is_mounted
+    }
+}
+
+/// What a handle stands for.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// A directory of the pseudo file system.
+    Pseudo(PseudoId),
+    /// A file: its export, and the handle that the kernel knows it by.
+    File(Arc<Export>, KernelHandle),
+}
+
+/// All exports, and the directories that lead to them.
+#[derive(Debug)]
+pub struct Exports {
+    key: Key,
+    tree: PseudoTree,
+    /// Those of the settings, and those mounted below them with `crossmnt`.
+    by_id: RwLock<HashMap<ExportId, Arc<Export>>>,
+}
+
+fn id_of_path(client_path: &str) -> ExportId {
+    let digest = blake3::hash(client_path.as_bytes());
+    let first = digest.as_bytes().first_chunk().copied().unwrap_or_default();
+    ExportId(u32::from_be_bytes(first))
+}
+
+/// The same in every run for the same directory of the same file system below the same export.
+fn id_of_mounted(outer: ExportId, file_system: FileSystemId, root: &KernelHandle) -> ExportId {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&outer.0.to_be_bytes()).update(&file_system.0);
+    hasher
+        .update(&root.kind().to_be_bytes())
+        .update(root.bytes());
+    let mut first = [0; 4];
+    hasher.finalize_xof().fill(&mut first);
+    ExportId(u32::from_be_bytes(first))
+}
+
+impl Exports {
+    /// Opens the directories.
+    ///
+    /// # Errors
+    /// Where one cannot be exported: then none is.
+    pub fn open(key: Key, exports: Vec<ExportSettings>) -> Result<Self, ExportError> {
+        if exports.len() > EXPORTS {
+            return Err(ExportError::TooMany(exports.len()));
+        }
+        let mut settings = HashMap::new();
+        for export in exports {
+            let id = export.id.unwrap_or_else(|| id_of_path(&export.client_path));
+            let second = export.client_path.clone();
+            if let Some(first) = settings.insert(id, Arc::new(export)) {
+                let first = first.client_path.clone();
+                return Err(ExportError::SameId {
+                    first,
+                    second,
+                    id: id.0,
+                });
+            }
+        }
+        let paths: Vec<_> = settings
+            .iter()
+            .map(|(id, of)| (&*of.client_path, *id))
+            .collect();
+        let (tree, nested) = PseudoTree::new(&paths)?;
+        let mut by_id = HashMap::new();
+        for (&id, settings) in &settings {
+            if !nested.iter().any(|nested| nested.inner == id) {
+                by_id.insert(id, Arc::new(Export::open_path(settings.clone(), id)?));
+            }
+        }
+        // Their outer ones come before them: the tree has put them in order of their paths.
+        for NestedExport { inner, outer } in nested {
+            let (Some(of), Some(outer)) = (settings.get(&inner), by_id.get(&outer)) else {
+                continue;
+            };
+            let outer = outer.clone();
+            let mut export = Export::open_path(of.clone(), inner)?;
+            if !is_mounted_in(of, &outer.settings) || !export.root_is_mounted {
+                return Err(ExportError::NotMountedThere {
+                    inner: of.client_path.clone(),
+                    outer: outer.settings.client_path.clone(),
+                    path: of.path.clone(),
+                });
+            }
+            export.outer = Some(outer);
+            by_id.insert(inner, Arc::new(export));
+        }
+        let exports = Self {
+            key,
+            tree,
+            by_id: RwLock::new(by_id),
+        };
+        for export in exports.all() {
+            if export.settings.crossmnt {
+                crate::mounts::adopt_below(&exports, &export);
+            }
+        }
+        Ok(exports)
+    }
+
+    /// The pseudo file system.
+    pub const fn tree(&self) -> &PseudoTree {
+        &self.tree
+    }
+
+    /// The export with this id.
+    pub fn export(&self, id: ExportId) -> Option<Arc<Export>> {
+        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        by_id.get(&id).cloned()
+    }
+
+    /// All of them, in no order.
+    pub fn all(&self) -> Vec<Arc<Export>> {
+        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        by_id.values().cloned().collect()
+    }
+
+    /// The export whose path for clients it is: what NFSv3's MOUNT asks for.
+    pub fn by_client_path(&self, path: &str) -> Option<Arc<Export>> {
+        self.all()
+            .into_iter()
+            .find(|export| export.settings.client_path == path && !export.is_adopted())
+    }
+
+    /// What the bytes of a client stand for. Nothing is opened yet.
+    ///
+    /// # Errors
+    /// Where they are not a handle that was given out for what is exported now.
+    pub fn find(&self, handle: &[u8]) -> Result<Found, Error> {
+        let presented = Presented::read(handle)?;
+        match presented.claim() {
+            Claim::Pseudo(id) => {
+                if !presented.is_genuine(&self.key, PSEUDO_FILE_SYSTEM) {
+                    return Err(Error::Stale(StaleReason::Mac));
+                }
+                let known = self.tree.contains(id).then_some(Found::Pseudo(id));
+                known.ok_or(Error::Stale(StaleReason::NoSuchDirectory))
+            }
+            Claim::File(id, kernel) => {
+                let export = self.export(id);
+                let export = export.ok_or(Error::Stale(StaleReason::NoSuchExport(id.0)))?;
+                if !presented.is_genuine(&self.key, export.file_system) {
+                    return Err(Error::Stale(StaleReason::Mac));
+                }
+                Ok(Found::File(export, kernel))
+            }
+        }
+    }
+
+    /// The handle of a directory of the pseudo file system.
+    pub fn pseudo_handle(&self, directory: PseudoId) -> Handle {
+        Handle::of_pseudo(&self.key, directory)
+    }
+
+    pub(crate) fn file_handle(&self, export: &Export, kernel: &KernelHandle) -> Handle {
+        Handle::of_file(&self.key, export.file_system, export.id, kernel)
+    }
+
+    /// The export whose root is what is mounted in `outer` and open as `fd`: one of the settings,
+    /// or one that `crossmnt` of `outer` makes. `None` where it is not exported.
+    pub(crate) fn mounted_in(
+        &self,
+        outer: &Arc<Export>,
+        fd: BorrowedFd<'_>,
+    ) -> Option<Arc<Export>> {
+        let place = Place::of(&sys::statx(fd, PLACE_MASK).ok()?);
+        let known = |export: &&Arc<Export>| {
+            export.root_place == place && export.outer.as_ref().is_some_and(|of| of.id == outer.id)
+        };
+        {
+            let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(export) = by_id.values().find(known) {
+                return Some(export.clone());
+            }
+        }
+        if !outer.settings.crossmnt {
+            return None;
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root = open(FdPath::new(fd).as_c_str(), flags, Mode::empty()).ok()?;
+        let settings = outer.settings.clone();
+        let id = |file_system, root: &_| id_of_mounted(outer.id, file_system, root);
+        match Export::of_root(root, settings, id, Some(outer.clone())) {
+            Ok(export) => self.adopt(Arc::new(export)),
+            Err(error) => {
+                tracing::warn!("what is mounted below an export is not exported: {error}");
+                None
+            }
+        }
+    }
+
+    /// A file system that was unmounted and mounted again takes the place of what it was.
+    fn adopt(&self, export: Arc<Export>) -> Option<Arc<Export>> {
+        let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
+        let adopted = by_id.get(&export.id).is_none_or(|held| held.is_adopted());
+        if !adopted || by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
+            tracing::warn!(
+                "what is mounted below {} is not exported: its id is another export's, or there \
+                 are {EXPORTS} already; export it with a path of its own",
+                export.settings.path.display(),
+            );
+            return None;
+        }
+        by_id.insert(export.id, export.clone());
+        Some(export)
+    }
+
+    /// Forgets what `crossmnt` has made an export, so that it can be unmounted; it comes back when
+    /// a client looks it up.
+    pub fn release_mounted(&self) {
+        let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
+        by_id.retain(|_, export| !export.is_adopted());
+    }
+}
+
+impl Export {
+    /// Whether `crossmnt` made it, and no settings of its own.
+    fn is_adopted(&self) -> bool {
+        let outer = self.outer.as_ref();
+        outer.is_some_and(|outer| Arc::ptr_eq(&outer.settings, &self.settings))
+    }
+}
+
+/// Whether the inner path leads as much further on this machine as it does for clients.
+fn is_mounted_in(inner: &ExportSettings, outer: &ExportSettings) -> bool {
+    let here = inner.path.strip_prefix(&outer.path);
+    let there = Path::new(&inner.client_path).strip_prefix(&outer.client_path);
+    matches!((here, there), (Ok(here), Ok(there)) if here == there)
+}
