@@ -25,8 +25,8 @@ fi
 command -v cargo >/dev/null || PATH=$HOME/.cargo/bin:$PATH
 command -v cargo >/dev/null || die "there is no cargo: install Rust from https://rustup.rs"
 
-need_packages "a linker for Rust; ext4, mounts and fio for the tests" \
-    gcc libc6-dev e2fsprogs mount util-linux fio
+need_packages "a linker for Rust; ext4, XFS, mounts and fio for the tests" \
+    gcc libc6-dev e2fsprogs xfsprogs mount util-linux fio
 choose_verbs
 
 # What the tests print, for the list of those that were skipped.

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 /// Why an operation was not carried out. The kernel's own answers keep their errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum FileError {
     /// The bytes are not a handle of this version.
     #[error("{0}")]
     BadHandle(#[from] crate::handle::Malformed),
@@ -66,6 +66,12 @@ pub enum Error {
         /// Kind that the file has.
         found: crate::attributes::FileType,
     },
+    /// Another one made a file of the same name while this one was made.
+    #[error("the name is another file's already; look it up")]
+    Replaced,
+    /// The open file is another one.
+    #[error("the open file is not the one of the handle")]
+    OtherFile,
     /// A number is out of the range that files have.
     #[error("{what} {value} is more than {most}; ask for less")]
     OutOfRange {
@@ -139,7 +145,7 @@ pub enum IdentityProblem {
     Capabilities(u64),
 }
 
-impl Error {
+impl FileError {
     pub(crate) const fn kernel(operation: &'static str) -> impl FnOnce(Errno) -> Self + Copy {
         move |errno| Self::Kernel { operation, errno }
     }
@@ -154,4 +160,4 @@ impl Error {
 }
 
 /// What an operation on an exported file answers.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, FileError>;

@@ -12,7 +12,7 @@ use nix::libc;
 use nix::sys::stat::Mode;
 
 use crate::clients::{ClientRules, Refused};
-use crate::error::{Error, StaleReason};
+use crate::error::{FileError, StaleReason};
 use crate::handle::{
     Claim, ExportId, FileSystemId, Handle, KernelHandle, PSEUDO_FILE_SYSTEM, Presented, PseudoId,
 };
@@ -149,7 +149,7 @@ pub struct Export {
     root_is_mounted: bool,
     file_system: FileSystemId,
     settings: Arc<ExportSettings>,
-    outer: Option<Arc<Export>>,
+    outer: Option<Arc<Self>>,
 }
 
 impl Export {
@@ -169,7 +169,7 @@ impl Export {
         root: OwnedFd,
         settings: Arc<ExportSettings>,
         id: impl FnOnce(FileSystemId, &KernelHandle) -> ExportId,
-        outer: Option<Arc<Export>>,
+        outer: Option<Arc<Self>>,
     ) -> Result<Self, ExportError> {
         let path = || settings.path.clone();
         let root_handle = sys::kernel_handle(root.as_fd()).map_err(|reason| match reason {
@@ -391,21 +391,21 @@ impl Exports {
     ///
     /// # Errors
     /// Where they are not a handle that was given out for what is exported now.
-    pub fn find(&self, handle: &[u8]) -> Result<Found, Error> {
+    pub fn find(&self, handle: &[u8]) -> Result<Found, FileError> {
         let presented = Presented::read(handle)?;
         match presented.claim() {
             Claim::Pseudo(id) => {
                 if !presented.is_genuine(&self.key, PSEUDO_FILE_SYSTEM) {
-                    return Err(Error::Stale(StaleReason::Mac));
+                    return Err(FileError::Stale(StaleReason::Mac));
                 }
                 let known = self.tree.contains(id).then_some(Found::Pseudo(id));
-                known.ok_or(Error::Stale(StaleReason::NoSuchDirectory))
+                known.ok_or(FileError::Stale(StaleReason::NoSuchDirectory))
             }
             Claim::File(id, kernel) => {
                 let export = self.export(id);
-                let export = export.ok_or(Error::Stale(StaleReason::NoSuchExport(id.0)))?;
+                let export = export.ok_or(FileError::Stale(StaleReason::NoSuchExport(id.0)))?;
                 if !presented.is_genuine(&self.key, export.file_system) {
-                    return Err(Error::Stale(StaleReason::Mac));
+                    return Err(FileError::Stale(StaleReason::Mac));
                 }
                 Ok(Found::File(export, kernel))
             }

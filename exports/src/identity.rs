@@ -17,7 +17,7 @@ use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Gid, Uid, getgroups, setfsgid, setfsuid};
 
 use crate::clients::{Access, ClientRule, Squash};
-use crate::error::{Error, IdentityProblem};
+use crate::error::{FileError, IdentityProblem};
 use crate::handle::ExportId;
 use crate::sys;
 
@@ -114,11 +114,11 @@ impl Caller {
     }
 
     /// Refuses what changes something where the client may only read.
-    pub(crate) const fn check_writes(&self) -> Result<(), Error> {
+    pub(crate) const fn check_writes(&self) -> Result<(), FileError> {
         if self.writes {
             Ok(())
         } else {
-            Err(Error::ReadOnly)
+            Err(FileError::ReadOnly)
         }
     }
 
@@ -127,8 +127,11 @@ impl Caller {
     ///
     /// # Errors
     /// Where the kernel refuses the identity, or would let it override permissions.
-    pub(crate) fn act<T>(&self, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let _acting = Acting::start(self).map_err(|reason| Error::Identity {
+    pub(crate) fn act<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, FileError>,
+    ) -> Result<T, FileError> {
+        let _acting = Acting::start(self).map_err(|reason| FileError::Identity {
             uid: self.uid,
             reason,
         })?;
@@ -296,7 +299,7 @@ mod tests {
             groups: &[],
         };
         let reads = Caller::new(ExportId(1), &rule(Squash::Root), &credentials);
-        assert_eq!(reads.check_writes(), Err(Error::ReadOnly));
+        assert_eq!(reads.check_writes(), Err(FileError::ReadOnly));
         let access = Access::ReadWrite;
         let writes = ClientRule {
             access,
@@ -340,7 +343,10 @@ mod tests {
                 let other = std::thread::spawn(|| {
                     let ids = ["Uid:", "Groups:"].map(status);
                     root_acting(Squash::Root, 4712, &[14])
-                        .act(|| Ok(assert_eq!(status("Uid:"), "0 0 0 4712")))
+                        .act(|| {
+                            assert_eq!(status("Uid:"), "0 0 0 4712");
+                            Ok(())
+                        })
                         .unwrap();
                     ids
                 });
@@ -363,8 +369,8 @@ mod tests {
         assert!(panicked.is_err());
         assert_eq!(["Uid:", "Gid:", "Groups:"].map(status), before);
         assert_eq!(
-            caller.act(|| Err::<(), _>(Error::AtRoot)),
-            Err(Error::AtRoot)
+            caller.act(|| Err::<(), _>(FileError::AtRoot)),
+            Err(FileError::AtRoot)
         );
         assert_eq!(["Uid:", "Gid:", "Groups:"].map(status), before);
     }
@@ -376,14 +382,17 @@ mod tests {
         let refused = outer.act(|| inner.act(|| Ok(())));
         assert_eq!(
             refused,
-            Err(Error::Identity {
+            Err(FileError::Identity {
                 uid: 4712,
                 reason: IdentityProblem::Nested
             })
         );
         assert_eq!(status("Uid:"), "0 0 0 0");
         inner
-            .act(|| Ok(assert_eq!(status("Uid:"), "0 0 0 4712")))
+            .act(|| {
+                assert_eq!(status("Uid:"), "0 0 0 4712");
+                Ok(())
+            })
             .unwrap();
     }
 
@@ -400,7 +409,10 @@ mod tests {
                     for round in 0..200 {
                         let path = folder.join(format!("{uid}-{round}"));
                         caller
-                            .act(|| Ok(std::fs::write(&path, b"mine").unwrap()))
+                            .act(|| {
+                                std::fs::write(&path, b"mine").unwrap();
+                                Ok(())
+                            })
                             .unwrap();
                         let owner = std::os::unix::fs::MetadataExt::uid(&path.metadata().unwrap());
                         assert_eq!(owner, uid);
@@ -424,7 +436,10 @@ mod tests {
             let worker = scope.spawn(|| {
                 let path = folder.path().join("inside");
                 root_acting(Squash::None, 0, &[])
-                    .act(|| Ok(std::fs::write(&path, b"").unwrap()))
+                    .act(|| {
+                        std::fs::write(&path, b"").unwrap();
+                        Ok(())
+                    })
                     .unwrap();
                 let kept = FILE_CAPABILITIES | IDENTITY_CAPABILITIES;
                 assert_eq!(status("CapEff:"), format!("{kept:016x}"));

@@ -7,20 +7,28 @@
 
 pub mod attributes;
 pub mod clients;
+pub mod directory;
+pub mod entries;
 pub mod error;
 pub mod export;
+pub mod file;
 pub mod handle;
 pub mod identity;
 pub mod key;
 pub mod limits;
 mod mounts;
 pub mod name;
+pub mod node;
 pub mod pseudo;
 mod sys;
+pub mod xattr;
 
-pub use error::{Error, Result};
+pub use attributes::{Attributes, FileType, SetAttributes, SetTime, Time};
+pub use error::{FileError, Result};
 pub use export::{Export, ExportSettings, Exports, Found};
+pub use file::{OpenAccess, OpenFile};
 pub use handle::{ExportId, FileSystemId, Handle, KernelHandle, PseudoId};
 pub use identity::{Caller, Credentials};
 pub use key::Key;
 pub use name::Name;
+pub use node::{Node, Rights};

@@ -9,3 +9,25 @@ pub const MOUNT_POINTS: usize = 16 << 10;
 /// Directories above one another that are looked through for the root of an export. Linux makes no
 /// path of more than 4096 bytes, but a tree can grow deeper one name at a time.
 pub const DEPTH: usize = 4096;
+
+/// Times that a create is tried again, when the file is there and gone in turns.
+pub const CREATE_ATTEMPTS: usize = 8;
+
+/// Bytes of directory entries that the kernel is asked for at once.
+pub const DIRECTORY_BUFFER_BYTES: usize = 32 << 10;
+
+/// Most bytes that the names and all else of the entries of one answer take: an NFS answer of 1 MiB.
+pub const DIRECTORY_ANSWER_BYTES: usize = 1 << 20;
+
+/// Most bytes of an extended attribute, and of their names: `XATTR_SIZE_MAX`, `XATTR_LIST_MAX`
+/// (include/uapi/linux/limits.h).
+pub const XATTR_BYTES: usize = 64 << 10;
+
+/// Most bytes that one copy moves, so that no thread is gone for longer than some tenths of a second.
+pub const COPY_BYTES: u64 = 64 << 20;
+
+/// Files that have data which no sync has put on the disk: one descriptor each.
+pub const UNSYNCED_FILES: usize = 4096;
+
+/// Writers of one such file.
+pub const UNSYNCED_WRITERS: usize = 1024;

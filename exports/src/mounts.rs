@@ -11,7 +11,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use crate::export::{Export, Exports};
 use crate::limits::MOUNT_POINTS;
 
-/// Mount points in the order of `/proc/self/mountinfo` (proc_pid_mountinfo(5), field 5).
+/// Mount points in the order of `/proc/thread-self/mountinfo` (proc_pid_mountinfo(5), field 5).
 fn mount_points(mountinfo: &[u8]) -> Vec<PathBuf> {
     use std::os::unix::ffi::OsStringExt;
     mountinfo
@@ -52,12 +52,12 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
 /// Makes exports of what is mounted below `export`. The outer of two comes first in the list.
 pub(crate) fn adopt_below(exports: &Exports, export: &Arc<Export>) {
     let path = &export.settings().path;
-    let mountinfo = match fs::read("/proc/self/mountinfo") {
+    let mountinfo = match fs::read("/proc/thread-self/mountinfo") {
         Ok(read) => read,
         Err(error) => {
             tracing::warn!(
                 "handles below mount points in {} are stale until they are looked up again: \
-                 /proc/self/mountinfo: {error}",
+                 /proc/thread-self/mountinfo: {error}",
                 path.display()
             );
             return;

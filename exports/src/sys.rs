@@ -21,11 +21,13 @@ mod ioctls {
 
     // include/uapi/linux/fs.h, Linux 6.9
     nix::ioctl_read!(fs_ioc_getfsuuid, 0x15, 0, FileSystemUuid);
+    // The kernel writes an int, though the number says long (ioctl_iflags(2)).
+    nix::ioctl_read!(fs_ioc_getflags, b'f', 1, libc::c_long);
     nix::ioctl_write_ptr!(ficlonerange, 0x94, 13, libc::file_clone_range);
 }
 
 /// Path by which an open file is reached again, whatever has become of its name.
-pub(crate) struct FdPath([u8; FdPath::BYTES]);
+pub(crate) struct FdPath([u8; Self::BYTES]);
 
 impl FdPath {
     const FOLDER: &[u8] = b"/proc/self/fd/";
@@ -249,6 +251,17 @@ pub(crate) fn file_system_uuid(fd: BorrowedFd<'_>) -> Option<[u8; 16]> {
     // SAFETY: the descriptor is open, and the kernel writes one struct fsuuid2 into `answer`.
     unsafe { ioctls::fs_ioc_getfsuuid(fd.as_raw_fd(), &raw mut answer) }.ok()?;
     (answer.length == 16 && answer.uuid != [0; 16]).then_some(answer.uuid)
+}
+
+/// `FS_CASEFOLD_FL` (include/uapi/linux/fs.h).
+const CASEFOLD: libc::c_long = 0x4000_0000;
+
+/// Whether names in the directory that differ in case alone are the same.
+pub(crate) fn ignores_case(directory: BorrowedFd<'_>) -> bool {
+    let mut flags: libc::c_long = 0;
+    // SAFETY: the descriptor is open and the kernel writes a long at most into `flags`.
+    let told = unsafe { ioctls::fs_ioc_getflags(directory.as_raw_fd(), &raw mut flags) };
+    told.is_ok() && flags & CASEFOLD != 0
 }
 
 /// `FICLONERANGE` (ioctl_ficlonerange(2)): `length` 0 stands for all up to the end.

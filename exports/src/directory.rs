@@ -1,0 +1,240 @@
+//! Reading directories, a part at a time from any entry on.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::unistd::{Whence, lseek};
+
+use crate::attributes::{Attributes, FileType};
+use crate::error::{FileError, Result};
+use crate::export::Exports;
+use crate::identity::Caller;
+use crate::limits::{DIRECTORY_ANSWER_BYTES, DIRECTORY_BUFFER_BYTES};
+use crate::name::{Name, NameRule};
+use crate::node::Node;
+use crate::sys;
+
+/// Where to read from, and how much.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadDirectory {
+    /// Cookie of the entry before the first one; 0 for the start.
+    pub cookie: u64,
+    /// What came with the cookie; not looked at where that is 0.
+    pub verifier: u64,
+    /// Bytes that there is room for, at most [`DIRECTORY_ANSWER_BYTES`].
+    pub room_bytes: usize,
+    /// Bytes that an entry takes besides its name.
+    pub entry_bytes: usize,
+    /// Whether each entry's file is opened.
+    pub open: bool,
+}
+
+/// An entry of a directory.
+#[derive(Debug)]
+pub struct Entry {
+    /// To go on behind it.
+    pub cookie: u64,
+    /// Number of its file; of a mount point, that of the directory under what is mounted.
+    pub file_id: u64,
+    /// Its name.
+    pub name: Box<[u8]>,
+    /// Its file and attributes, if they were asked for; `None` where the caller may not search the
+    /// directory, where what is mounted there is not exported, and where it is gone again.
+    pub file: Option<(Node, Attributes)>,
+}
+
+/// Entries of a directory.
+#[derive(Debug)]
+pub struct Entries {
+    /// In the order of the directory, without `.` and `..`, and without names that clients cannot
+    /// look up.
+    pub entries: Vec<Entry>,
+    /// Goes with each cookie.
+    pub verifier: u64,
+    /// Whether there are no more.
+    pub is_end: bool,
+}
+
+struct RawEntry<'a> {
+    file_id: u64,
+    cookie: u64,
+    name: &'a [u8],
+}
+
+/// Splits the first entry off: `struct linux_dirent64` (getdents64(2)).
+fn split_entry(bytes: &[u8]) -> Option<(RawEntry<'_>, &[u8])> {
+    let (file_id, rest) = bytes.split_first_chunk()?;
+    let (cookie, rest) = rest.split_first_chunk()?;
+    let (length, _) = rest.split_first_chunk()?;
+    let length = usize::from(u16::from_ne_bytes(*length));
+    // Two numbers, the length, and a byte for the kind.
+    let name = bytes
+        .get(8 + 8 + 2 + 1..length)?
+        .split(|&byte| byte == 0)
+        .next()?;
+    let entry = RawEntry {
+        file_id: u64::from_ne_bytes(*file_id),
+        cookie: u64::from_ne_bytes(*cookie),
+        name,
+    };
+    Some((entry, bytes.get(length..)?))
+}
+
+impl Node {
+    /// What goes with cookies of this directory: the same for as long as the directory is there.
+    /// File systems that have handles keep their cookies.
+    fn verifier(&self) -> u64 {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.export().id().0.to_be_bytes());
+        hasher
+            .update(&self.export().file_system().0)
+            .update(self.kernel_handle().bytes());
+        let mut first = [0; 8];
+        hasher.finalize_xof().fill(&mut first);
+        u64::from_be_bytes(first)
+    }
+
+    /// Reads entries of this directory behind a cookie.
+    ///
+    /// # Errors
+    /// [`FileError::BadCookie`] for one of another directory; [`FileError::TooSmall`] where there is no room
+    /// for the first entry; `EACCES` where the caller may not read the directory.
+    pub fn read_directory(
+        &self,
+        exports: &Exports,
+        caller: &Caller,
+        ask: &ReadDirectory,
+    ) -> Result<Entries> {
+        self.check_caller(caller)?;
+        self.check_type("reading a directory", FileType::Directory)?;
+        let verifier = self.verifier();
+        if ask.cookie != 0 && ask.verifier != verifier {
+            return Err(FileError::BadCookie);
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let directory = caller.act(|| self.reopen(flags, "reading a directory"))?;
+        if ask.cookie != 0 {
+            let cookie = ask.cookie.cast_signed();
+            lseek(&directory, cookie, Whence::SeekSet).map_err(|errno| match errno {
+                Errno::EINVAL => FileError::BadCookie,
+                errno => FileError::kernel("reading a directory")(errno),
+            })?;
+        }
+        let (mut entries, is_end) = self.names(&directory, ask)?;
+        if ask.open {
+            self.open_entries(exports, caller, &mut entries)?;
+        }
+        Ok(Entries {
+            entries,
+            verifier,
+            is_end,
+        })
+    }
+
+    fn names(&self, directory: &OwnedFd, ask: &ReadDirectory) -> Result<(Vec<Entry>, bool)> {
+        let mut room = ask.room_bytes.min(DIRECTORY_ANSWER_BYTES);
+        let mut entries = Vec::new();
+        // Names alone take no more than what there is room for; the kernel takes 24 bytes as well.
+        let mut buffer = vec![0; DIRECTORY_BUFFER_BYTES];
+        loop {
+            let bytes = sys::directory_entries(directory.as_fd(), &mut buffer)
+                .map_err(FileError::kernel("reading a directory"))?;
+            if bytes == 0 {
+                return Ok((entries, true));
+            }
+            let mut rest = buffer.get(..bytes).unwrap_or_default();
+            while let Some((entry, behind)) = split_entry(rest) {
+                rest = behind;
+                if Name::new(entry.name, self.name_rule()).is_err() {
+                    continue;
+                }
+                // An entry that takes nothing would have no bound.
+                let takes = ask.entry_bytes.saturating_add(entry.name.len()).max(1);
+                match room.checked_sub(takes) {
+                    Some(left) => room = left,
+                    None if entries.is_empty() => {
+                        return Err(FileError::TooSmall {
+                            given: ask.room_bytes,
+                        });
+                    }
+                    None => return Ok((entries, false)),
+                }
+                entries.push(Entry {
+                    cookie: entry.cookie,
+                    file_id: entry.file_id,
+                    name: entry.name.into(),
+                    file: None,
+                });
+            }
+        }
+    }
+
+    fn name_rule(&self) -> NameRule {
+        self.export().settings().names
+    }
+
+    fn open_entries(
+        &self,
+        exports: &Exports,
+        caller: &Caller,
+        entries: &mut [Entry],
+    ) -> Result<()> {
+        let rule = self.name_rule();
+        let mut found = Vec::with_capacity(entries.len());
+        caller.act(|| {
+            for entry in entries.iter() {
+                let name = Name::new(&entry.name, rule)?;
+                found.push(match self.find_entry(name) {
+                    // Without the right to search, no entry has more than a name.
+                    Err(FileError::Kernel {
+                        errno: Errno::EACCES | Errno::ENOENT,
+                        ..
+                    }) => None,
+                    other => Some(other?),
+                });
+            }
+            Ok(())
+        })?;
+        for (entry, entered) in entries.iter_mut().zip(found) {
+            let Some(entered) = entered else { continue };
+            entry.file = match entered.within(exports, self.export()) {
+                Err(FileError::OtherFileSystem) => None,
+                other => {
+                    let node = other?;
+                    let attributes = node.attributes()?;
+                    Some((node, attributes))
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    /// Whether the entry is a mount point of another export.
+    pub fn is_mount_point(&self, of: &Node) -> bool {
+        let file = self.file.as_ref();
+        file.is_some_and(|(node, _)| !Arc::ptr_eq(node.export(), of.export()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_of_the_kernel_end(bytes in vec(any::<u8>(), 0..200)) {
+            let mut rest = &bytes[..];
+            while let Some((_, behind)) = split_entry(rest) {
+                prop_assert!(behind.len() < rest.len());
+                rest = behind;
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What is mounted below an export: left out, an export of its own, or exported with it.
+
+mod support;
+
+use std::fs;
+
+use capstan_exports::directory::ReadDirectory;
+use capstan_exports::error::{FileError, StaleReason};
+use capstan_exports::{ExportSettings, Exports, Node};
+use support::{Disk, Exported, KEY, caller, name, own_mounts, run, settings};
+
+/// A file system with another one mounted in its folder `inner`, and one in `inner/deep`.
+fn nested() -> Disk {
+    own_mounts();
+    let disk = Disk::of("", "ext4").unwrap();
+    for folder in ["inner", "inner/deep"] {
+        let point = disk.path().join(folder);
+        fs::create_dir(&point).unwrap();
+        fs::write(point.join("hidden"), b"").unwrap();
+        run("mount", &["-t", "tmpfs", "tmpfs", point.to_str().unwrap()]).unwrap();
+        fs::write(point.join("seen"), b"").unwrap();
+    }
+    disk
+}
+
+fn listed(exported: &Exported, node: &Node) -> Vec<(String, bool)> {
+    let ask = ReadDirectory {
+        cookie: 0,
+        verifier: 0,
+        room_bytes: 4096,
+        entry_bytes: 0,
+        open: true,
+    };
+    let caller = caller(node.export(), 0, &[]);
+    let read = node
+        .read_directory(&exported.exports, &caller, &ask)
+        .unwrap();
+    let entries = read.entries.iter();
+    let mut listed: Vec<_> = entries
+        .map(|entry| (entry.name.escape_ascii().to_string(), entry.file.is_some()))
+        .collect();
+    listed.sort();
+    listed
+}
+
+#[test]
+fn root_a_mount_point_is_left_out_unless_it_is_exported() {
+    let disk = nested();
+    let exported = Exported::new(&disk.path());
+    let top = exported.root();
+    let caller = exported.caller(0);
+    let said = top
+        .lookup(&exported.exports, &caller, name("inner"))
+        .unwrap_err();
+    assert_eq!(said, FileError::OtherFileSystem);
+    let inner = (String::from("inner"), false);
+    assert!(
+        listed(&exported, &top).contains(&inner),
+        "a name, and nothing behind it"
+    );
+    let made = top.create(
+        &caller,
+        name("inner"),
+        capstan_exports::entries::Create::Unchecked,
+        &support::mode(0o644),
+        capstan_exports::OpenAccess::Read,
+    );
+    support::refused(made, nix::errno::Errno::EEXIST);
+}
+
+fn walk(exported: &Exported, from: Node, names: &[&str]) -> Node {
+    names.iter().fold(from, |at, text| {
+        let caller = caller(at.export(), 0, &[]);
+        at.lookup(&exported.exports, &caller, name(text)).unwrap()
+    })
+}
+
+#[test]
+fn root_what_is_mounted_can_be_an_export_of_its_own() {
+    let disk = nested();
+    let both = vec![
+        settings(&disk.path(), "/x"),
+        settings(&disk.path().join("inner"), "/x/inner"),
+    ];
+    let exported = Exported::of(both);
+    let top = exported.root();
+    let inner = walk(&exported, exported.root(), &["inner"]);
+    assert_eq!(inner.export().settings().client_path, "/x/inner");
+    assert!(inner.is_root());
+    assert_eq!(
+        listed(&exported, &inner),
+        [("deep".into(), false), ("seen".into(), true)]
+    );
+    assert_ne!(inner.export().file_system(), top.export().file_system());
+    // Another export, another identity.
+    let other = exported.caller(0);
+    assert!(matches!(
+        inner.parent(&other),
+        Err(FileError::OtherExport { .. })
+    ));
+    let up = inner.parent(&caller(inner.export(), 0, &[])).unwrap();
+    assert!(up.is_root());
+    assert_eq!(up.export().id(), top.export().id());
+    let deep = inner.lookup(
+        &exported.exports,
+        &caller(inner.export(), 0, &[]),
+        name("deep"),
+    );
+    assert_eq!(deep.unwrap_err(), FileError::OtherFileSystem);
+}
+
+fn crossing(disk: &Disk) -> ExportSettings {
+    ExportSettings {
+        crossmnt: true,
+        ..settings(&disk.path(), "/x")
+    }
+}
+
+#[test]
+fn root_crossmnt_exports_what_is_mounted_and_its_handles_survive_a_restart() {
+    let disk = nested();
+    let exported = Exported::of(vec![crossing(&disk)]);
+    assert_eq!(
+        exported.exports.all().len(),
+        3,
+        "both were found at the start"
+    );
+    let seen = walk(&exported, exported.root(), &["inner", "deep", "seen"]);
+    let handle = exported.exports.handle(&seen);
+    let deep = walk(&exported, exported.root(), &["inner", "deep"]);
+    let up = deep.parent(&caller(deep.export(), 0, &[])).unwrap();
+    let up = up.parent(&caller(up.export(), 0, &[])).unwrap();
+    assert!(up.is_root() && up.export().id() == exported.export.id());
+    drop((exported, seen, deep, up));
+    let again = Exports::open(KEY, vec![crossing(&disk)]).unwrap();
+    assert!(
+        again.node(handle.bytes()).unwrap().is_some(),
+        "before anybody has looked it up"
+    );
+}
+
+#[test]
+fn root_what_is_mounted_later_is_found_and_let_go_of() {
+    own_mounts();
+    let disk = Disk::of("", "ext4").unwrap();
+    let exported = Exported::of(vec![crossing(&disk)]);
+    let point = disk.path().join("later");
+    fs::create_dir(&point).unwrap();
+    let later = walk(&exported, exported.root(), &["later"]);
+    assert_eq!(later.export().id(), exported.export.id());
+    run("mount", &["-t", "tmpfs", "tmpfs", point.to_str().unwrap()]).unwrap();
+    let later = walk(&exported, exported.root(), &["later"]);
+    assert_ne!(later.export().id(), exported.export.id());
+    let handle = exported.exports.handle(&later);
+    drop(later);
+    run("umount", &[point.to_str().unwrap()]).unwrap_err();
+    exported.exports.release_mounted();
+    run("umount", &[point.to_str().unwrap()]).unwrap();
+    let stale = exported.exports.node(handle.bytes()).unwrap_err();
+    assert!(
+        matches!(stale, FileError::Stale(StaleReason::NoSuchExport(_))),
+        "{stale}"
+    );
+    assert_eq!(
+        walk(&exported, exported.root(), &["later"]).export().id(),
+        exported.export.id()
+    );
+}
