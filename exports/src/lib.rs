@@ -21,6 +21,7 @@ pub mod name;
 pub mod node;
 pub mod pseudo;
 mod sys;
+pub mod unsynced;
 pub mod xattr;
 
 pub use attributes::{Attributes, FileType, SetAttributes, SetTime, Time};
