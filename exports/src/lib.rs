@@ -6,6 +6,7 @@
 //! directory was exported, and no mode bits are looked at here.
 
 pub mod attributes;
+pub mod cache;
 pub mod clients;
 pub mod directory;
 pub mod entries;
