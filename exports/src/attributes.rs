@@ -6,6 +6,7 @@ use bitflags::bitflags;
 use nix::fcntl::AT_FDCWD;
 use nix::libc;
 use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags, fchmodat, utimensat};
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType, XFS_SUPER_MAGIC};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, ftruncate, truncate};
 
@@ -302,6 +303,17 @@ pub struct NameLimits {
     pub ignores_case: bool,
 }
 
+/// What the kernel does not tell: `EXT4_LINK_MAX`, `XFS_MAXLINK`, `BTRFS_LINK_MAX`. Elsewhere the
+/// kernel's count has 32 bits, and a file system that has fewer says `EMLINK` of a link too many.
+fn most_links(file_system: FsType) -> u64 {
+    match file_system {
+        EXT4_SUPER_MAGIC => 65_000,
+        XFS_SUPER_MAGIC => (1 << 31) - 1,
+        BTRFS_SUPER_MAGIC => 65_535,
+        _ => u32::MAX.into(),
+    }
+}
+
 impl Node {
     /// What is left in its file system.
     ///
@@ -327,17 +339,13 @@ impl Node {
     pub fn name_limits(&self) -> Result<NameLimits> {
         let looking = FileError::kernel("looking at the limits of names");
         let stat = nix::sys::statfs::fstatfs(self.fd()).map_err(looking)?;
-        let links = nix::unistd::fpathconf(self.fd(), nix::unistd::PathconfVar::LINK_MAX)
-            .map_err(looking)?;
         let ignores_case = match self.file_type() {
             FileType::Directory => sys::ignores_case(self.readable_directory()?.as_fd()),
             _ => false,
         };
         Ok(NameLimits {
             name_bytes: u64::try_from(stat.maximum_name_length()).unwrap_or(0),
-            links: links
-                .and_then(|links| u64::try_from(links).ok())
-                .unwrap_or(u64::MAX),
+            links: most_links(stat.filesystem_type()),
             ignores_case,
         })
     }

@@ -1,7 +1,6 @@
 //! Reading directories, a part at a time from any entry on.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -10,11 +9,15 @@ use nix::unistd::{Whence, lseek};
 use crate::attributes::{Attributes, FileType};
 use crate::error::{FileError, Result};
 use crate::export::Exports;
+use crate::handle::{ExportId, Handle};
 use crate::identity::Caller;
 use crate::limits::{DIRECTORY_ANSWER_BYTES, DIRECTORY_BUFFER_BYTES};
 use crate::name::{Name, NameRule};
 use crate::node::Node;
 use crate::sys;
+
+/// Entries whose files are open at the same time, while they are looked at.
+const ENTRIES_OPEN_AT_ONCE: usize = 64;
 
 /// Where to read from, and how much.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +30,8 @@ pub struct ReadDirectory {
     pub room_bytes: usize,
     /// Bytes that an entry takes besides its name.
     pub entry_bytes: usize,
-    /// Whether each entry's file is opened.
-    pub open: bool,
+    /// Whether each entry's file is looked at.
+    pub with_files: bool,
 }
 
 /// An entry of a directory.
@@ -40,9 +43,20 @@ pub struct Entry {
     pub file_id: u64,
     /// Its name.
     pub name: Box<[u8]>,
-    /// Its file and attributes, if they were asked for; `None` where the caller may not search the
-    /// directory, where what is mounted there is not exported, and where it is gone again.
-    pub file: Option<(Node, Attributes)>,
+    /// What is known of its file, if that was asked for; `None` where the caller may not search the
+    /// directory, where what is mounted there is not exported, and where the kernel knows nothing.
+    pub file: Option<EntryFile>,
+}
+
+/// What is known of the file of an entry.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryFile {
+    /// Its handle.
+    pub handle: Handle,
+    /// Its export: another one at a mount point.
+    pub export: ExportId,
+    /// Its attributes.
+    pub attributes: Attributes,
 }
 
 /// Entries of a directory.
@@ -99,8 +113,8 @@ impl Node {
     /// Reads entries of this directory behind a cookie.
     ///
     /// # Errors
-    /// [`FileError::BadCookie`] for one of another directory; [`FileError::TooSmall`] where there is no room
-    /// for the first entry; `EACCES` where the caller may not read the directory.
+    /// [`FileError::BadCookie`] for a cookie of another directory; [`FileError::TooSmall`] where the
+    /// first entry has no room; `EACCES` where the caller may not read the directory.
     pub fn read_directory(
         &self,
         exports: &Exports,
@@ -123,8 +137,10 @@ impl Node {
             })?;
         }
         let (mut entries, is_end) = self.names(&directory, ask)?;
-        if ask.open {
-            self.open_entries(exports, caller, &mut entries)?;
+        if ask.with_files {
+            for entries in entries.chunks_mut(ENTRIES_OPEN_AT_ONCE) {
+                self.look_at(exports, caller, entries)?;
+            }
         }
         Ok(Entries {
             entries,
@@ -175,48 +191,28 @@ impl Node {
         self.export().settings().names
     }
 
-    fn open_entries(
-        &self,
-        exports: &Exports,
-        caller: &Caller,
-        entries: &mut [Entry],
-    ) -> Result<()> {
+    fn look_at(&self, exports: &Exports, caller: &Caller, entries: &mut [Entry]) -> Result<()> {
         let rule = self.name_rule();
         let mut found = Vec::with_capacity(entries.len());
         caller.act(|| {
             for entry in entries.iter() {
                 let name = Name::new(&entry.name, rule)?;
-                found.push(match self.find_entry(name) {
-                    // Without the right to search, no entry has more than a name.
-                    Err(FileError::Kernel {
-                        errno: Errno::EACCES | Errno::ENOENT,
-                        ..
-                    }) => None,
-                    other => Some(other?),
-                });
+                // One that is gone or broken does not keep the others from being seen.
+                found.push(self.find_entry(name).ok());
             }
             Ok(())
         })?;
         for (entry, entered) in entries.iter_mut().zip(found) {
-            let Some(entered) = entered else { continue };
-            entry.file = match entered.within(exports, self.export()) {
-                Err(FileError::OtherFileSystem) => None,
-                other => {
-                    let node = other?;
-                    let attributes = node.attributes()?;
-                    Some((node, attributes))
-                }
-            };
+            let node = entered.and_then(|entered| entered.within(exports, self.export()).ok());
+            entry.file = node.and_then(|node| {
+                Some(EntryFile {
+                    handle: exports.handle(&node),
+                    export: node.export().id(),
+                    attributes: node.attributes().ok()?,
+                })
+            });
         }
         Ok(())
-    }
-}
-
-impl Entry {
-    /// Whether the entry is a mount point of another export.
-    pub fn is_mount_point(&self, of: &Node) -> bool {
-        let file = self.file.as_ref();
-        file.is_some_and(|(node, _)| !Arc::ptr_eq(node.export(), of.export()))
     }
 }
 

@@ -389,8 +389,8 @@ impl OpenFile {
     /// Has both files share the bytes of a range; length 0 stands for all up to the end.
     ///
     /// # Errors
-    /// [`FileError::CrossExport`]; `EOPNOTSUPP` where the file system cannot; `EINVAL` for a range that
-    /// is not of whole blocks.
+    /// [`FileError::CrossExport`]; `EOPNOTSUPP` where the file system cannot; `EINVAL` for a range
+    /// that is not of whole blocks.
     pub fn clone_from(
         &self,
         caller: &Caller,

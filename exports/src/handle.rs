@@ -32,7 +32,7 @@ pub const KERNEL_HANDLE_BYTES: usize = V4_HANDLE_BYTES - FILE_HEAD_BYTES - MAC_B
 const VERSION: u8 = 1;
 const KIND_PSEUDO: u8 = 0;
 const KIND_FILE: u8 = 1;
-/// 128 bits: a guess is right with a probability of 2^-128, and none is tried here but over a network.
+/// 128 bits: a guess is right with a probability of 2^-128, and is made over a network.
 const MAC_BYTES: usize = 16;
 const PSEUDO_HEAD_BYTES: usize = 2 + 8;
 const FILE_HEAD_BYTES: usize = 2 + 4 + 2;

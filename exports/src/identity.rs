@@ -1,8 +1,8 @@
 //! Who an operation runs as: the kernel checks what the caller may do, not this program.
 //!
 //! A thread takes the caller's uid, gid and groups for its accesses to files (setfsuid(2)), and its
-//! own again behind them. With a file system uid other than 0 the kernel takes the capabilities from
-//! the thread that override permissions (capabilities(7), "Effect of user ID changes on
+//! own again behind them. With a file system uid other than 0 the kernel takes from the thread the
+//! capabilities that override permissions (capabilities(7), "Effect of user ID changes on
 //! capabilities"). `CAP_SYS_RESOURCE` and `CAP_SYS_ADMIN` are not among them, though with one a
 //! caller would have what quotas and the blocks kept for root deny it: a thread that acts for
 //! callers gives up, for good, all that opening by handle and changing identity do not need.

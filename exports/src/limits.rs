@@ -1,6 +1,6 @@
 //! How much of anything there is, and why so much.
 
-/// Exports, those that `crossmnt` makes among them: two descriptors and a kilobyte each.
+/// Exports, those that `crossmnt` makes among them: a descriptor and a kilobyte each.
 pub const EXPORTS: usize = 1024;
 
 /// Mount points of the machine that are looked at for those below an export.
@@ -16,14 +16,14 @@ pub const CREATE_ATTEMPTS: usize = 8;
 /// Bytes of directory entries that the kernel is asked for at once.
 pub const DIRECTORY_BUFFER_BYTES: usize = 32 << 10;
 
-/// Most bytes that the names and all else of the entries of one answer take: an NFS answer of 1 MiB.
+/// Most bytes that the entries of one answer take with their names: an NFS answer of 1 MiB.
 pub const DIRECTORY_ANSWER_BYTES: usize = 1 << 20;
 
 /// Most bytes of an extended attribute, and of their names: `XATTR_SIZE_MAX`, `XATTR_LIST_MAX`
 /// (include/uapi/linux/limits.h).
 pub const XATTR_BYTES: usize = 64 << 10;
 
-/// Most bytes that one copy moves, so that no thread is gone for longer than some tenths of a second.
+/// Most bytes that one copy moves, so that no thread is gone for longer than tenths of a second.
 pub const COPY_BYTES: u64 = 64 << 20;
 
 /// Files that have data which no sync has put on the disk: one descriptor each.

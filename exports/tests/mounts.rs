@@ -29,7 +29,7 @@ fn listed(exported: &Exported, node: &Node) -> Vec<(String, bool)> {
         verifier: 0,
         room_bytes: 4096,
         entry_bytes: 0,
-        open: true,
+        with_files: true,
     };
     let caller = caller(node.export(), 0, &[]);
     let read = node
