@@ -113,8 +113,8 @@ impl Node {
     /// Reads entries of this directory behind a cookie.
     ///
     /// # Errors
-    /// [`FileError::BadCookie`] for a cookie of another directory; [`FileError::TooSmall`] where the
-    /// first entry has no room; `EACCES` where the caller may not read the directory.
+    /// [`FileError::BadCookie`] for a cookie of another directory; [`FileError::TooSmall`] where
+    /// the first entry has no room; `EACCES` where the caller may not read the directory.
     pub fn read_directory(
         &self,
         exports: &Exports,
