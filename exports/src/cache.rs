@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::error::{FileError, Result};
+use crate::error::{FileError, Result, StaleReason};
 use crate::file::{OpenAccess, OpenFile};
 use crate::handle::{ExportId, KernelHandle};
 use crate::identity::Caller;
@@ -51,7 +51,8 @@ impl OpenFiles {
     /// caller may, as NFSv3 has it: the owner always may.
     ///
     /// # Errors
-    /// As [`Node::open`]; [`FileError::Full`] where all that are open are in use.
+    /// As [`Node::open`]; [`FileError::Stale`] where the last name of a file that was kept open is
+    /// gone; [`FileError::Full`] where all that are open are in use.
     pub fn open(&self, node: &Node, caller: &Caller, access: OpenAccess) -> Result<Arc<OpenFile>> {
         let key = (node.export().id(), *node.kernel_handle(), access, *caller);
         let found = self.kept().get_mut(&key).map(|kept| {
@@ -126,8 +127,14 @@ impl OpenFiles {
     }
 }
 
-/// What was asked of the kernel when the file was opened, asked again.
+/// What the kernel said when the file was opened, asked again: whether it is there, and whether the
+/// caller may.
 fn check(file: &OpenFile, node: &Node, caller: &Caller) -> Result<()> {
+    let found = node.attributes()?;
+    // Its handle works for no longer than something has it open, and this does not count.
+    if found.link_count == 0 {
+        return Err(FileError::Stale(StaleReason::Deleted));
+    }
     let asked = caller.act(|| {
         sys::access(node.fd(), file.access().mode()).map_err(FileError::kernel("opening a file"))
     });
@@ -135,7 +142,7 @@ fn check(file: &OpenFile, node: &Node, caller: &Caller) -> Result<()> {
         Err(FileError::Kernel {
             errno: Errno::EACCES,
             ..
-        }) if node.attributes()?.uid == caller.uid() => Ok(()),
+        }) if found.uid == caller.uid() => Ok(()),
         other => other,
     }
 }

@@ -3,13 +3,13 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_exports::cache::OpenFiles;
 use capstan_exports::entries::Create;
-use capstan_exports::error::FileError;
+use capstan_exports::error::{FileError, StaleReason};
 use capstan_exports::file::{Conflict, LockKind, LockRange};
 use capstan_exports::unsynced::{Stable, UnsyncedFiles, WriterId};
 use capstan_exports::{Caller, Node, OpenAccess, OpenFile, SetAttributes};
@@ -390,5 +390,16 @@ fn root_open_files_are_kept_for_their_caller_and_bounded() {
     files.open(&b, &user, read).unwrap();
     files.forget_export(exported.export.id());
     assert_eq!(files.count(), 0);
-    assert_eq!(disk.path().join("a").metadata().unwrap().nlink(), 1);
+
+    // That it is kept open keeps no file from being deleted.
+    files.open(&b, &user, read).unwrap();
+    let handle = exported.exports.handle(&b);
+    drop(b);
+    fs::remove_file(disk.path().join("b")).unwrap();
+    let b = exported.exports.node(handle.bytes()).unwrap().unwrap();
+    let stale = FileError::Stale(StaleReason::Deleted);
+    assert_eq!(files.open(&b, &user, read).unwrap_err(), stale);
+    assert_eq!(files.count(), 0);
+    drop(b);
+    assert_eq!(exported.exports.node(handle.bytes()).unwrap_err(), stale);
 }
