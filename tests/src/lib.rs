@@ -2,6 +2,7 @@
 //! two programs as processes.
 
 pub mod attack;
+pub mod container;
 pub mod disks;
 pub mod fio;
 pub mod host;

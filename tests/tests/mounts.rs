@@ -2,13 +2,13 @@
 //! numbers of their own, mounts made by hand, several of them, and what lies on others.
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
-use capstan_tests::disks::in_own_mounts;
+use capstan_tests::container::Container;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
 };
@@ -96,60 +96,6 @@ impl Scene {
 /// The disk of the only volume.
 fn device(machine: &Machine) -> PathBuf {
     PathBuf::from(machine.list()[0]["device"].as_str().unwrap())
-}
-
-/// A process in a mount namespace of its own, until it is told to end.
-struct Container {
-    process: Child,
-    stdin: ChildStdin,
-    stdout: ChildStdout,
-}
-
-impl Container {
-    /// Runs a script of `sh` with arguments, which prints a line once it is there.
-    fn run(point: &Path, script: &str, arguments: &[&str]) -> Self {
-        let [unshare, own_mounts @ ..] = in_own_mounts(point);
-        let mut process = Command::new(unshare)
-            .args(own_mounts)
-            .args(["sh", "-c", script])
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut new = Self {
-            stdin: process.stdin.take().unwrap(),
-            stdout: process.stdout.take().unwrap(),
-            process,
-        };
-        new.wait_for_line();
-        new
-    }
-
-    fn pid(&self) -> u32 {
-        self.process.id()
-    }
-
-    fn wait_for_line(&mut self) {
-        self.stdout.read_exact(&mut [0]).unwrap();
-    }
-
-    /// What unmounts `point` in its namespace.
-    fn advice(&self, point: &Path) -> String {
-        format!(
-            "nsenter --target {} --mount umount {}",
-            self.pid(),
-            utf8(point)
-        )
-    }
-
-    fn end(self) {
-        let Self {
-            mut process, stdin, ..
-        } = self;
-        drop(stdin);
-        assert!(process.wait().is_ok());
-    }
 }
 
 /// Runs a line of a program and its arguments.
