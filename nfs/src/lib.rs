@@ -1,0 +1,17 @@
+//! The NFS server.
+//!
+//! * [`state`]: clients, sessions, opens, locks and their recovery, of NFS version 4.1 and 4.2.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::wildcard_enum_match_arm
+    )
+)]
+
+pub mod state;

@@ -1,0 +1,238 @@
+//! Stable storage in a file.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::super::limits::{STABLE_APPENDED_BYTES_MAX, STABLE_BYTES_MAX};
+use super::{MAGIC, Record, Replay, StableError, encode, replay};
+
+/// A file with the records of one server. Its name is that of a file that is replaced as a whole
+/// when it has grown; another server cannot have it at the same time.
+#[derive(Debug)]
+pub struct StableFile {
+    path: PathBuf,
+    file: File,
+    /// Bytes that are whole and durable.
+    length_bytes: u64,
+    /// Bytes appended since it was written as a whole.
+    appended_bytes: u64,
+    /// Something may be behind them: a write has failed.
+    is_torn: bool,
+}
+
+/// Why a file could not be used.
+#[derive(Debug, Error)]
+pub enum StableFileError {
+    /// A system call failed.
+    #[error(
+        "{path}: {call} failed: {error}; expected a writable file in a writable directory, on a \
+         file system with room"
+    )]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was called.
+        call: &'static str,
+        /// What it said.
+        error: io::Error,
+    },
+    /// Another server has it.
+    #[error("{path} is locked: another server uses it; stop that one, or name another file")]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is larger than a server writes.
+    #[error(
+        "{path} has {length_bytes} bytes, expected {STABLE_BYTES_MAX} at most: it is not written \
+         by this server; name another file"
+    )]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        length_bytes: u64,
+    },
+    /// What it holds cannot be used.
+    #[error("{path}: {error}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: StableError,
+    },
+}
+
+impl StableFile {
+    /// Opens the file, or makes it, and replays it. A torn end is cut off.
+    ///
+    /// # Errors
+    /// It cannot be read or written, another server has it, or it is not one of a server's.
+    pub fn open(path: &Path) -> Result<(Self, Replay), StableFileError> {
+        let failed = |call| {
+            move |error| StableFileError::Io {
+                path: path.into(),
+                call,
+                error,
+            }
+        };
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed("open"))?;
+        lock(&file, path)?;
+        let metadata = file.metadata().map_err(failed("stat"))?;
+        let named = std::fs::metadata(path).map_err(failed("stat"))?;
+        if (metadata.dev(), metadata.ino()) != (named.dev(), named.ino()) {
+            // Replaced by the server that had it, between being opened and locked.
+            return Err(StableFileError::InUse { path: path.into() });
+        }
+        let length_bytes = metadata.len();
+        if length_bytes > STABLE_BYTES_MAX {
+            return Err(StableFileError::TooLarge {
+                path: path.into(),
+                length_bytes,
+            });
+        }
+        let mut bytes = Vec::new();
+        (&mut file)
+            .take(STABLE_BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .map_err(failed("read"))?;
+        let (before, whole) = replay(&bytes).map_err(|error| StableFileError::Content {
+            path: path.into(),
+            error,
+        })?;
+        let whole = u64::try_from(whole).unwrap_or(u64::MAX);
+        let mut stable = Self {
+            path: path.into(),
+            file,
+            length_bytes: whole,
+            appended_bytes: whole,
+            is_torn: true,
+        };
+        if whole == 0 {
+            stable.append_bytes(&MAGIC)?;
+            sync_directory(path)?;
+        }
+        Ok((stable, before))
+    }
+
+    /// Makes records durable, in their order.
+    ///
+    /// # Errors
+    /// They are not. Nothing of them is there as far as a replay goes, and they may be tried again.
+    pub fn append(&mut self, records: &[Record]) -> Result<(), StableFileError> {
+        let mut bytes = Vec::new();
+        for record in records {
+            encode(record, &mut bytes);
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.append_bytes(&bytes)
+    }
+
+    fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), StableFileError> {
+        let failed = |call| {
+            let path = self.path.clone();
+            move |error| StableFileError::Io { path, call, error }
+        };
+        if self.is_torn {
+            self.file
+                .set_len(self.length_bytes)
+                .map_err(failed("ftruncate"))?;
+        }
+        self.is_torn = true;
+        self.file
+            .seek(SeekFrom::Start(self.length_bytes))
+            .map_err(failed("lseek"))?;
+        self.file.write_all(bytes).map_err(failed("write"))?;
+        self.file.sync_data().map_err(failed("fdatasync"))?;
+        self.is_torn = false;
+        let count = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        self.length_bytes = self.length_bytes.saturating_add(count);
+        self.appended_bytes = self.appended_bytes.saturating_add(count);
+        Ok(())
+    }
+
+    /// Whether it has grown so much that it should be replaced.
+    #[must_use]
+    pub const fn wants_replacing(&self) -> bool {
+        self.appended_bytes > STABLE_APPENDED_BYTES_MAX
+    }
+
+    /// Replaces all records at once: after a crash either the old ones are there or the new ones.
+    ///
+    /// # Errors
+    /// The old ones are there, or the new ones when only the directory could not be synchronized.
+    pub fn replace(&mut self, records: &[Record]) -> Result<(), StableFileError> {
+        let mut name = OsString::from(self.path.as_os_str());
+        name.push(".new");
+        let new_path = PathBuf::from(name);
+        let failed = |call| {
+            let path = new_path.clone();
+            move |error| StableFileError::Io { path, call, error }
+        };
+        let mut bytes = MAGIC.to_vec();
+        for record in records {
+            encode(record, &mut bytes);
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&new_path)
+            .map_err(failed("open"))?;
+        // Locked before it has the name by which another server would find it.
+        lock(&file, &new_path)?;
+        file.write_all(&bytes).map_err(failed("write"))?;
+        file.sync_all().map_err(failed("fsync"))?;
+        std::fs::rename(&new_path, &self.path).map_err(failed("rename"))?;
+        self.file = file;
+        self.length_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        self.appended_bytes = 0;
+        self.is_torn = false;
+        sync_directory(&self.path)
+    }
+}
+
+fn lock(file: &File, path: &Path) -> Result<(), StableFileError> {
+    file.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => StableFileError::InUse { path: path.into() },
+        TryLockError::Error(error) => StableFileError::Io {
+            path: path.into(),
+            call: "flock",
+            error,
+        },
+    })
+}
+
+/// A new name is durable with its directory.
+fn sync_directory(path: &Path) -> Result<(), StableFileError> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) | None => Path::new("."),
+    };
+    File::open(parent)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| StableFileError::Io {
+            path: parent.into(),
+            call: "fsync",
+            error,
+        })
+}
+
+#[cfg(test)]
+#[path = "../tests/stable_file.rs"]
+mod tests;
