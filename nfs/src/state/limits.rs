@@ -64,7 +64,7 @@ pub const LOCK_STATES_PER_FILE_MAX: usize = 4096;
 /// of it, the next one three quarters of the rest.
 pub const SHARE_TIMES_FREE: u64 = 3;
 
-/// Bytes of a file's key: an export's number and a filehandle.
+/// Bytes of a [`crate::state::FileKey`]: an export's number and a filehandle.
 pub const FILE_KEY_BYTES_MAX: usize = 8 + FILEHANDLE_BYTES_MAX as usize;
 
 /// Shortest lease, in microseconds: 1 s, so that a renewal (Linux sends it after two thirds) can
@@ -84,6 +84,18 @@ pub const STABLE_APPENDED_BYTES_MAX: u64 = 4 << 20;
 const _: () = assert!(
     2 * CLIENTS_MAX * (OWNER_BYTES_MAX as u64 + 16) + STABLE_APPENDED_BYTES_MAX < STABLE_BYTES_MAX
 );
+
+/// What an entry of a map costs beside its own size: nodes of B-trees may be half empty, and have
+/// links.
+pub(crate) const fn map_entry_bytes<K, V>() -> u64 {
+    let entry = (size_of::<K>() as u64).saturating_add(size_of::<V>() as u64);
+    entry.saturating_mul(2).saturating_add(16)
+}
+
+/// What an allocation of `bytes` costs: rounded up to 16, and 16 for the allocator.
+pub(crate) const fn allocation_bytes(bytes: usize) -> u64 {
+    (bytes as u64).saturating_add(31) & !15
+}
 
 /// The address that what a peer takes is counted for: all of an IPv6 network of 64 bits is one, as
 /// one host can have any address of it.

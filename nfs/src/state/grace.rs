@@ -1,0 +1,131 @@
+//! The grace period: who may reclaim what it had before the server restarted, and when others may
+//! open and lock again. RFC 8881, sections 8.4.2, 8.4.3 and 18.51.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use capstan_nfs_proto::v4::status::Status;
+use capstan_nfs_proto::v4::types::ClientId;
+
+use super::State;
+use super::stable::Record;
+
+/// The grace period, and whom it is for.
+#[derive(Debug)]
+pub(crate) struct Grace {
+    /// Owners of clients that had state before the restart and have not reclaimed all of it.
+    entitled: BTreeSet<Arc<[u8]>>,
+    /// `None` when it is over.
+    ends_us: Option<u64>,
+}
+
+impl Grace {
+    /// Without anybody who has something to reclaim there is none.
+    pub(crate) fn new(owners: BTreeSet<Arc<[u8]>>, ends_us: u64) -> Self {
+        let ends_us = (!owners.is_empty()).then_some(ends_us);
+        Self {
+            entitled: owners,
+            ends_us,
+        }
+    }
+
+    pub(crate) fn entitled(&self) -> impl Iterator<Item = &Arc<[u8]>> {
+        self.entitled.iter()
+    }
+
+    pub(crate) const fn ends_us(&self) -> Option<u64> {
+        self.ends_us
+    }
+
+    /// The owner has reclaimed, or has nothing to reclaim: whether it was waited for.
+    pub(crate) fn forget(&mut self, owner: &Arc<[u8]>) -> bool {
+        self.entitled.remove(owner)
+    }
+}
+
+impl State {
+    /// Whether the grace period lasts.
+    pub fn is_in_grace(&mut self, now_us: u64) -> bool {
+        self.end_grace_in_time(now_us);
+        self.grace.ends_us.is_some()
+    }
+
+    pub(crate) fn end_grace_in_time(&mut self, now_us: u64) {
+        if self.grace.ends_us.is_some_and(|ends_us| now_us >= ends_us) {
+            self.end_grace();
+        }
+    }
+
+    /// Nobody is left who could reclaim anything: others need not wait for the time (RFC 8881,
+    /// section 8.4.2.1).
+    pub(crate) fn end_grace_when_reclaimed(&mut self) {
+        if self.grace.ends_us.is_some() && self.grace.entitled.is_empty() {
+            self.end_grace();
+        }
+    }
+
+    /// Who has not reclaimed by now may not after the next restart either, as others may have had
+    /// the same in between (RFC 8881, section 8.4.3, second edge condition): that has to be on
+    /// stable storage before anybody is given anything.
+    fn end_grace(&mut self) {
+        self.grace.ends_us = None;
+        self.grace.entitled.clear();
+        self.records.push(Record::GraceEnded);
+    }
+
+    /// Whether a client may open or lock now (RFC 8881, section 8.4.2.1).
+    ///
+    /// # Errors
+    /// NFS4ERR_GRACE: others may reclaim first, or the client has not said RECLAIM_COMPLETE (section
+    /// 18.51.3); NFS4ERR_NO_GRACE: it is too late to reclaim; NFS4ERR_RECLAIM_BAD: the client had
+    /// nothing when the server restarted; NFS4ERR_BADSESSION: there is no such client.
+    pub(crate) fn may_obtain(
+        &mut self,
+        client: ClientId,
+        is_reclaim: bool,
+        now_us: u64,
+    ) -> Result<(), Status> {
+        let in_grace = self.is_in_grace(now_us);
+        self.clients.renew(client, now_us);
+        let client = self.clients.by_id(client).ok_or(Status::BADSESSION)?;
+        match (is_reclaim, in_grace) {
+            (false, true) => Err(Status::GRACE),
+            (false, false) if !client.has_completed => Err(Status::GRACE),
+            (false, false) => Ok(()),
+            (true, _) if client.has_completed => Err(Status::NO_GRACE),
+            (true, false) => Err(Status::NO_GRACE),
+            (true, true) if !self.grace.entitled.contains(&client.owner) => {
+                Err(Status::RECLAIM_BAD)
+            }
+            (true, true) => Ok(()),
+        }
+    }
+
+    /// RECLAIM_COMPLETE (RFC 8881, section 18.51). The client is on stable storage from then on: it
+    /// may have state that it reclaims after a restart. With `one_fs` it is about a file system that
+    /// has moved here, which none does.
+    ///
+    /// # Errors
+    /// NFS4ERR_COMPLETE_ALREADY; NFS4ERR_BADSESSION: there is no such client.
+    pub fn reclaim_complete(
+        &mut self,
+        client: ClientId,
+        one_fs: bool,
+        now_us: u64,
+    ) -> Result<(), Status> {
+        self.end_grace_in_time(now_us);
+        let client = self.clients.by_id_mut(client).ok_or(Status::BADSESSION)?;
+        if one_fs {
+            return Ok(());
+        }
+        if client.has_completed {
+            return Err(Status::COMPLETE_ALREADY);
+        }
+        client.has_completed = true;
+        let owner = client.owner.clone();
+        self.grace.forget(&owner);
+        self.records.push(Record::Client { owner });
+        self.end_grace_when_reclaimed();
+        Ok(())
+    }
+}

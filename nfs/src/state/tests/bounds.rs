@@ -1,0 +1,208 @@
+//! What peers can make grow.
+
+use super::*;
+
+#[test]
+fn a_client_that_opens_too_many_files_is_told_to_wait_and_others_go_on() {
+    let mut server = Server::with(Config::new().with_opens_max(1000));
+    let (greedy, other) = (server.host(1), server.host(2));
+    let key = |number: usize| FileKey::new(1, &number.to_be_bytes()).unwrap();
+    let open = |server: &mut Server, host: &Host, number| {
+        let shares = (Shares::READ, Shares::NONE);
+        let owner = b"open id";
+        let (client, file) = (host.client, &key(number));
+        let (access, deny) = shares;
+        let request = OpenRequest {
+            client,
+            owner,
+            file,
+            access,
+            deny,
+            is_reclaim: false,
+        };
+        server.state.open(&request, server.now_us)
+    };
+    let mut opened = Vec::new();
+    let refused = loop {
+        match open(&mut server, &greedy, opened.len()) {
+            Ok(open) => opened.push(open),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((refused, opened.len()), (Status::DELAY, 750));
+    for number in 0..100 {
+        open(&mut server, &other, number).unwrap();
+    }
+    assert_eq!(open(&mut server, &greedy, 5000), Err(Status::DELAY));
+    // What it has it may widen, and what it closes it may open again.
+    assert!(open(&mut server, &greedy, 0).is_ok());
+    for (number, open) in opened.iter().enumerate().skip(1).take(200) {
+        server
+            .state
+            .close(greedy.client, &key(number), open.stateid)
+            .unwrap();
+    }
+    assert!(open(&mut server, &greedy, 5000).is_ok());
+    server.settle();
+}
+
+#[test]
+fn memory_for_state_is_bounded_by_bytes() {
+    let mut server = Server::with(Config::new().with_bytes_max(1 << 20));
+    let host = server.host(1);
+    let mut count = 0_u32;
+    let long = [b'o'; 1024];
+    let refused = loop {
+        let file = FileKey::new(1, &count.to_be_bytes()).unwrap();
+        let shares = (Shares::READ, Shares::NONE);
+        match server.try_open_as(&host, &long, &file, shares, false) {
+            Ok(_) => count += 1,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refused, Status::DELAY);
+    assert!((200..500).contains(&count), "{count} of some 2 KiB");
+    assert!(server.state.bytes_used() <= 3 << 18);
+    let opens = server.state.opens.used();
+    assert_eq!(
+        opens,
+        u64::from(count),
+        "nothing is taken for what was refused"
+    );
+    let other = server.host(2);
+    server.open(&other, &file(1));
+}
+
+#[test]
+fn clients_whose_leases_expired_make_room() {
+    let mut server = Server::with(Config::new().with_opens_max(8));
+    let (first, second, third) = (server.host(1), server.host(2), server.host(3));
+    for number in 0..4 {
+        server.open(&first, &file(number));
+    }
+    server.wait_us(1);
+    for number in 0..3 {
+        server.renew(&second, 1 + u32::from(number)).unwrap();
+        server.open(&second, &file(number));
+    }
+    let shares = (Shares::READ, Shares::NONE);
+    let open = |server: &mut Server, number| {
+        server.try_open_as(&third, b"open id", &file(number), shares, false)
+    };
+    assert_eq!(open(&mut server, 9), Err(Status::DELAY));
+    server.wait_us(LEASE_US);
+    server.renew(&third, 1).unwrap();
+    assert!(open(&mut server, 9).is_ok());
+    let closed = server.take_actions().len();
+    assert_eq!(closed, 4, "of the one that was renewed least lately");
+    assert_eq!(server.renew(&first, 1), Err(Status::BADSESSION));
+    assert_eq!(server.renew(&second, 4), Ok(()));
+}
+
+#[test]
+fn records_of_strangers_are_few() {
+    // Whoever reaches the port may send EXCHANGE_ID.
+    let mut server = Server::new();
+    let patient = server
+        .exchange(b"patient", 1, ExchangeIdFlags::empty(), &Server::peer(1))
+        .unwrap();
+    for number in 0..5000_u32 {
+        server
+            .exchange(
+                &number.to_be_bytes(),
+                1,
+                ExchangeIdFlags::empty(),
+                &Server::peer(2),
+            )
+            .unwrap();
+    }
+    let (_, unconfirmed, _) = server.state.clients.sizes();
+    assert_eq!(unconfirmed, 1 + limits::UNCONFIRMED_PER_ADDRESS_MAX);
+    // From many addresses, it is those that have most that lose theirs.
+    for number in 0..5000_u32 {
+        let mut peer = Server::peer(3);
+        peer.address = IpAddr::from([10, 0, 0, u8::try_from(number % 100).unwrap()]);
+        server
+            .exchange(
+                &[b"x", &number.to_be_bytes()[..]].concat(),
+                1,
+                ExchangeIdFlags::empty(),
+                &peer,
+            )
+            .unwrap();
+    }
+    let (_, unconfirmed, _) = server.state.clients.sizes();
+    assert_eq!(unconfirmed, limits::UNCONFIRMED_MAX);
+    assert_eq!(server.state.bytes_used(), 0);
+    assert!(server.create(patient.client, 1, &Server::peer(1)).is_ok());
+    server.wait_us(LEASE_US);
+    server.state.handle_timers(server.now_us);
+    server.settle();
+    assert_eq!(server.state.clients.sizes().1, 0);
+}
+
+#[test]
+fn one_address_cannot_be_every_client() {
+    let mut server = Server::with(Config::new().with_clients_max(16));
+    let peer = Server::peer(1);
+    let mut confirmed = 0;
+    let refused = loop {
+        let exchanged = server
+            .exchange(&[confirmed], 1, ExchangeIdFlags::empty(), &peer)
+            .unwrap();
+        match server.create(exchanged.client, 1, &peer) {
+            Ok(_) => confirmed += 1,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((refused, confirmed), (Status::DELAY, 12));
+    server.join(2, 1);
+}
+
+#[test]
+fn ranges_of_a_file_are_bounded() {
+    let mut server = Server::new();
+    let (host, other) = (server.host(1), server.host(2));
+    let open = server.open(&host, &file(1)).stateid;
+    let other_open = server.open(&other, &file(1)).stateid;
+    let mut count = 0_u64;
+    let refused = loop {
+        let request = LockRequest {
+            client: host.client,
+            file: &file(1),
+            kind: LockKind::Write,
+            range: range(count * 2, 1),
+            is_reclaim: false,
+            locker: Locker::New {
+                open,
+                owner: b"lock id",
+            },
+        };
+        match server.state.begin_lock(&request, server.now_us) {
+            Ok(intent) => {
+                server.state.commit_lock(&intent).unwrap();
+                count += 1;
+            }
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused, LockRefusal::Status(Status::DELAY));
+    assert_eq!(count, limits::RANGES_PER_FILE_MAX as u64 - 1);
+    let locker = Locker::New {
+        open: other_open,
+        owner: b"lock id",
+    };
+    let denied = server.try_lock(&other, &file(1), locker, LockKind::Read, range(0, 9));
+    assert!(
+        matches!(denied, Err(LockRefusal::Denied(_))),
+        "others are told what is there"
+    );
+    let other_file = server.open(&host, &file(2)).stateid;
+    let locker = Locker::New {
+        open: other_file,
+        owner: b"lock id",
+    };
+    server
+        .try_lock(&host, &file(2), locker, LockKind::Write, range(0, 1))
+        .unwrap();
+}
