@@ -27,6 +27,10 @@ pub const CONNECTIONS_PER_SESSION_MAX: usize = 64;
 
 /// Slots of one session: what Linux asks for. With requests of 1 MiB they are 64 MiB in flight.
 pub const SLOTS_MAX: u32 = 64;
+/// Slots that a session is left when replies of all sessions take too much: 4096 sessions with four
+/// kept replies of 300 bytes each are 5 MiB.
+pub const SLOTS_WHEN_SHORT: u32 = 4;
+const _: () = assert!(CLIENTS_MAX * SLOTS_WHEN_SHORT as u64 * 300 < REPLY_CACHE_BYTES_MAX / 4);
 /// Operations of one request: Linux asks for 8 and gives up on fewer, and 64 bounds the time that
 /// one request takes.
 pub const OPERATIONS_MAX: u32 = 64;
@@ -131,6 +135,12 @@ impl Stock {
             used: 0,
             by_address: BTreeMap::new(),
         }
+    }
+
+    /// How much there is, what is in use included.
+    #[must_use]
+    pub const fn max(&self) -> u64 {
+        self.max
     }
 
     /// How much is in use.

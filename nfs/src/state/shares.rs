@@ -1,6 +1,7 @@
 //! Share reservations: access and deny bits, and which of them opens have asked for. RFC 8881,
 //! section 9.7.
 
+use capstan_nfs_proto::v4::args::{ShareAccess, ShareDeny};
 use capstan_nfs_proto::v4::status::Status;
 
 /// What opens share_access and share_deny have in common: reading, writing, both or nothing.
@@ -17,26 +18,24 @@ impl Shares {
     /// Both.
     pub const BOTH: Self = Self(3);
 
-    /// The low bits of share_access, without what the client says of delegations (RFC 8881,
-    /// section 18.16.1: OPEN4_SHARE_ACCESS_WANT_DELEG_MASK and the two signals of 10000h, 20000h;
-    /// RFC 9754: 100000h and 200000h).
+    /// What share_access says, but for delegations (RFC 8881, section 18.16.3).
     ///
     /// # Errors
     /// NFS4ERR_INVAL: neither reading nor writing, or bits that do not exist.
-    pub const fn access(share_access: u32) -> Result<Self, Status> {
-        match share_access & !0x0033_FF00 {
+    pub const fn access(share_access: ShareAccess) -> Result<Self, Status> {
+        match share_access.access() {
             bits @ 1..=3 => Ok(Self(bits.to_le_bytes()[0])),
             _ => Err(Status::INVAL),
         }
     }
 
-    /// The value of share_deny.
+    /// What share_deny says.
     ///
     /// # Errors
     /// NFS4ERR_INVAL: bits that do not exist.
-    pub const fn deny(share_deny: u32) -> Result<Self, Status> {
-        match share_deny {
-            0..=3 => Ok(Self(share_deny.to_le_bytes()[0])),
+    pub const fn deny(share_deny: ShareDeny) -> Result<Self, Status> {
+        match share_deny.0 {
+            bits @ 0..=3 => Ok(Self(bits.to_le_bytes()[0])),
             _ => Err(Status::INVAL),
         }
     }
@@ -119,13 +118,17 @@ mod tests {
     #[test]
     fn bits_are_taken_from_what_clients_send() {
         // RFC 8881, section 18.16.1: WANT_NO_DELEG is 0400h.
-        assert_eq!(Shares::access(0x0403), Ok(Shares::BOTH));
-        assert_eq!(Shares::access(0x0001_0001), Ok(Shares::READ));
+        assert_eq!(Shares::access(ShareAccess(0x0403)), Ok(Shares::BOTH));
+        assert_eq!(Shares::access(ShareAccess(0x0001_0001)), Ok(Shares::READ));
         for wrong in [0, 4, 0x0400, 0x8000_0001] {
-            assert_eq!(Shares::access(wrong), Err(Status::INVAL), "{wrong:#x}");
+            assert_eq!(
+                Shares::access(ShareAccess(wrong)),
+                Err(Status::INVAL),
+                "{wrong:#x}"
+            );
         }
-        assert_eq!(Shares::deny(2), Ok(Shares::WRITE));
-        assert_eq!(Shares::deny(4), Err(Status::INVAL));
+        assert_eq!(Shares::deny(ShareDeny(2)), Ok(Shares::WRITE));
+        assert_eq!(Shares::deny(ShareDeny(4)), Err(Status::INVAL));
     }
 
     #[test]

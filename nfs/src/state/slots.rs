@@ -8,6 +8,7 @@ use capstan_nfs_proto::v4::results::{SequenceOk, SequenceStatus};
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{ClientId, SessionId};
 
+use super::limits::{SLOTS_WHEN_SHORT, Stock};
 use super::sessions::Session;
 use super::{Peer, State};
 
@@ -155,6 +156,22 @@ impl Session {
         freed
     }
 
+    /// While replies of all sessions take more than they should, each session has half as many
+    /// slots, when its client has given up what it was to give up before; and one more at a time
+    /// when there is room again. A client whose SEQUENCE is told to wait does so for long (Linux for
+    /// 15 s), so that it should not come to that.
+    fn adapt_slots(&mut self, replies: &Stock) {
+        let quarter = replies.max() / 4;
+        let has_adapted = u32::try_from(self.slots.len()) == Ok(self.target);
+        if replies.used() > quarter.saturating_mul(3) {
+            if has_adapted && self.target > SLOTS_WHEN_SHORT {
+                self.shrink_target();
+            }
+        } else if replies.used() < quarter.saturating_mul(2) {
+            self.grow();
+        }
+    }
+
     /// One slot more is offered, up to as many as there were. A slot that comes back starts anew,
     /// and so does the client's.
     fn grow(&mut self) {
@@ -239,7 +256,7 @@ impl State {
             session.shrink_target();
             return Err(Status::DELAY);
         }
-        session.grow();
+        session.adapt_slots(&self.replies);
         let fore = session.fore;
         let reply = SequenceOk {
             sessionid: arguments.sessionid,

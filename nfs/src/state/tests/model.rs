@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use super::super::ranges::Held;
 use super::*;
+use capstan_nfs_proto::v4::args::{ShareAccess, ShareDeny};
 use proptest::prelude::*;
 
 /// Open files and locks at the backend.
@@ -65,6 +66,7 @@ struct Remote {
     host: Option<Host>,
     opens: Vec<(FileKey, Stateid)>,
     locks: Vec<(FileKey, Stateid)>,
+    target: u32,
     sequences: BTreeMap<u32, u32>,
     under_way: Vec<InSession>,
     intents: Vec<LockIntent>,
@@ -79,10 +81,10 @@ struct World {
 type Step = (u8, u8, u8, u8, u8);
 
 fn shares(bits: u8) -> (Shares, Shares) {
-    let access = Shares::access(u32::from(bits % 3) + 1).unwrap();
+    let access = Shares::access(ShareAccess(u32::from(bits % 3) + 1)).unwrap();
     // Denying nothing is what most do.
     let deny = if bits & 0x30 == 0 {
-        Shares::deny(u32::from(bits >> 6)).unwrap()
+        Shares::deny(ShareDeny(u32::from(bits >> 6))).unwrap()
     } else {
         Shares::NONE
     };
@@ -161,6 +163,7 @@ fn join(server: &mut Server, remote: &mut Remote, number: u8, verifier: u64) {
     *remote = Remote {
         host: Some(host),
         under_way,
+        target: 63,
         ..Remote::default()
     };
 }
@@ -176,13 +179,22 @@ fn operate(
     let place = range(u64::from(b % 24), u64::from(c % 12) + 1);
     match what % 32 {
         1..=3 => {
-            let slot = u32::from(a % 4);
+            // Slots above the target are not used until it is higher again.
+            let slot = Some(u32::from(a % 4))
+                .filter(|slot| *slot <= remote.target)
+                .unwrap_or(0);
             let sequence = remote.sequences.entry(slot).or_insert(0);
             let request = Server::request(host, slot, *sequence + 1);
             match server.sequence(host, &request) {
-                Ok(Sequenced::New(request, _)) => {
+                Ok(Sequenced::New(request, reply)) => {
                     *sequence += 1;
                     remote.under_way.push(request);
+                    // Slots above the target start anew when they come back, as Linux has it.
+                    remote.target = reply.target_highest_slotid;
+                    remote.sequences.retain(|slot, _| *slot <= remote.target);
+                    if remote.target < 3 {
+                        backend.reach("slots are given up");
+                    }
                 }
                 // Its lease had expired, and others wanted what it had.
                 Err(Status::BADSESSION) => {
@@ -354,6 +366,7 @@ fn everything_is_reached() {
         "a lock is denied",
         "a lock has to wait",
         "a lock state is freed",
+        "slots are given up",
         "a client is ended",
         "a client goes",
         "a client stays",

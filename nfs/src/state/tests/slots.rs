@@ -216,6 +216,47 @@ fn without_room_for_replies_fewer_slots_are_offered() {
 }
 
 #[test]
+fn sessions_give_up_slots_before_room_for_replies_is_short() {
+    let whole = u64::from(limits::CACHED_RESPONSE_BYTES_MAX);
+    let max = 40 * whole;
+    let mut server = Server::with(Config::new().with_reply_bytes_max(max));
+    let hosts: Vec<_> = (1..=4).map(|number| server.host(number)).collect();
+    // All slots of all hosts with a reply of 300 bytes each would not fit.
+    assert!(4 * (64 * 300 + whole) > max);
+    let mut sequences = vec![[0_u32; 64]; hosts.len()];
+    let mut targets = vec![63; hosts.len()];
+    let mut lowest = 63;
+    for round in 0..20 {
+        for (at, host) in hosts.iter().enumerate() {
+            for slot in 0..=63 {
+                if slot > targets[at] {
+                    continue;
+                }
+                let sequence = &mut sequences[at][usize::try_from(slot).unwrap()];
+                *sequence += 1;
+                let request = Server::request(host, slot, *sequence);
+                let result = server.sequence(host, &request);
+                let Ok(Sequenced::New(request, reply)) = result else {
+                    panic!("round {round}, slot {slot}: {result:?}");
+                };
+                server.finish(&request, &[0; 300]);
+                targets[at] = reply.target_highest_slotid;
+                lowest = lowest.min(targets[at]);
+                // As Linux does: slots above the target start anew when they come back.
+                for gone in &mut sequences[at][usize::try_from(targets[at]).unwrap() + 1..] {
+                    *gone = 0;
+                }
+            }
+        }
+    }
+    assert!(
+        (limits::SLOTS_WHEN_SHORT - 1..63).contains(&lowest),
+        "{lowest}"
+    );
+    assert!(server.state.reply_bytes_used() < max);
+}
+
+#[test]
 fn a_request_that_waits_for_room_is_executed_later() {
     let (mut server, host) = tight();
     let first = server.begin(&host, 1, 1);
