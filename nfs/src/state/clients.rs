@@ -379,8 +379,8 @@ impl State {
     /// DESTROY_CLIENTID (RFC 8881, section 18.50).
     ///
     /// # Errors
-    /// NFS4ERR_STALE_CLIENTID: there is none; NFS4ERR_CLIENTID_BUSY: it has sessions, opens or locks
-    /// and its lease has not expired.
+    /// NFS4ERR_STALE_CLIENTID: there is none; NFS4ERR_CLIENTID_BUSY: it has sessions, opens or
+    /// locks and its lease has not expired.
     pub fn destroy_clientid(&mut self, client: ClientId, now_us: u64) -> Result<(), Status> {
         let record = self.clients.by_id(client).ok_or(Status::STALE_CLIENTID)?;
         let has_state = !record.sessions.is_empty() || !record.states.is_empty();

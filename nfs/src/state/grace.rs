@@ -76,9 +76,9 @@ impl State {
     /// Whether a client may open or lock now (RFC 8881, section 8.4.2.1).
     ///
     /// # Errors
-    /// NFS4ERR_GRACE: others may reclaim first, or the client has not said RECLAIM_COMPLETE (section
-    /// 18.51.3); NFS4ERR_NO_GRACE: it is too late to reclaim; NFS4ERR_RECLAIM_BAD: the client had
-    /// nothing when the server restarted; NFS4ERR_BADSESSION: there is no such client.
+    /// NFS4ERR_GRACE: others may reclaim first, or the client has not said RECLAIM_COMPLETE
+    /// (section 18.51.3); NFS4ERR_NO_GRACE: it is too late to reclaim; NFS4ERR_RECLAIM_BAD: the
+    /// client had nothing when the server restarted; NFS4ERR_BADSESSION: there is no such client.
     pub(crate) fn may_obtain(
         &mut self,
         client: ClientId,
@@ -102,8 +102,8 @@ impl State {
     }
 
     /// RECLAIM_COMPLETE (RFC 8881, section 18.51). The client is on stable storage from then on: it
-    /// may have state that it reclaims after a restart. With `one_fs` it is about a file system that
-    /// has moved here, which none does.
+    /// may have state that it reclaims after a restart. With `one_fs` it is about a file system
+    /// that has moved here, which none does.
     ///
     /// # Errors
     /// NFS4ERR_COMPLETE_ALREADY; NFS4ERR_BADSESSION: there is no such client.

@@ -1,10 +1,10 @@
 //! Every bound of the state, each with the arithmetic behind it, and the stocks that are shared.
 //!
 //! # Memory of 1,000 idle clients
-//! A client with an owner of 1024 bytes takes some 3 KiB: the owner is kept once, and its record and
-//! its places in maps are some hundred bytes each. Its session of 64 slots takes 64 * 48 bytes = 3
-//! KiB, and replies kept in 64 slots of some 300 bytes 19 KiB: 25 KiB, 25 MiB for a thousand. What
-//! may be kept of replies is bounded by [`REPLY_CACHE_BYTES_MAX`] for all of them.
+//! A client with an owner of 1024 bytes takes some 3 KiB: the owner is kept once, and its record
+//! and its places in maps are some hundred bytes each. Its session of 64 slots takes 64 * 48 bytes
+//! = 3 KiB, and replies kept in 64 slots of some 300 bytes 19 KiB: 25 KiB, 25 MiB for a thousand.
+//! What may be kept of replies is bounded by [`REPLY_CACHE_BYTES_MAX`] for all of them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};

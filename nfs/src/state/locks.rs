@@ -1,4 +1,4 @@
-//! Byte-range locks: LOCK, LOCKT, LOCKU. RFC 8881, sections 9.1 to 9.4 and 18.10 to 18.12.
+//! Byte-range locks: LOCK, LOCKT, LOCKU. RFC 8881, sections 9.1 to 9.6 and 18.10 to 18.12.
 //!
 //! Local users see these locks and are heeded: each lock state (one lock owner's on one file) has
 //! an open file description of its own at the backend, on which the driver takes the same ranges as

@@ -3,7 +3,8 @@
 //!
 //! Nothing here does I/O, reads a clock or knows RPC, XDR or a file system. [`State`] is kept
 //! behind one lock by its driver; what happened goes in through its methods, time is their `now_us`
-//! (microseconds of a clock that only goes forward), and a [`Status`] is what the operation answers.
+//! (microseconds of a clock that only goes forward), and a [`Status`] is what the operation
+//! answers.
 //!
 //! # What a driver does after every call, whatever it returned
 //! 1. It carries out [`State::poll_action`] until there is none: files and locks that are no longer
@@ -13,24 +14,26 @@
 //!    true after a restart (RFC 8881, section 8.4.3).
 //!
 //! # The walk of a request
-//! 1. [`State::sequence`] says that the request is new, with the client it is of, or gives the reply
-//!    that it had. Each new one is ended by [`State::complete`], even when its connection is gone:
-//!    until then its session and its client cannot be taken away.
-//! 2. OPEN: the driver opens the file, with [`State::may_open`] before anything is changed, and then
-//!    calls [`State::open`]. The open file is kept by its [`OpenId`] until [`Action::Close`].
+//! 1. [`State::sequence`] says that the request is new, with the client it is of, or gives the
+//!    reply that it had. Each new one is ended by [`State::complete`], even when its connection is
+//!    gone: until then its session and its client cannot be taken away.
+//! 2. OPEN: the driver opens the file, with [`State::may_open`] before anything is changed, and
+//!    then calls [`State::open`]. The open file is kept by its [`OpenId`] until [`Action::Close`].
 //! 3. READ, WRITE and SETATTR of the size: [`State::check_io`].
 //! 4. LOCK and LOCKU: [`State::begin_lock`] and [`State::begin_unlock`] say which OFD lock is to be
 //!    taken or released at the backend, so that local users see it and are heeded; then
 //!    [`State::commit_lock`] or [`State::roll_back_lock`].
 //!
 //! # Decisions
-//! * A lease that has expired costs nothing as long as nobody wants what its client holds ("courteous
-//!   server"; RFC 8881, section 8.4.2.4 lets a server keep the state): a network that was gone for
-//!   ten minutes is no reason to lose locks. The whole client goes when an open, a lock or anonymous
-//!   I/O conflicts with something it holds, when a bound is reached, or after a day.
+//! * A lease that has expired costs nothing as long as nobody wants what its client holds
+//!   ("courteous server"; RFC 8881, section 8.4.3 lets a server keep the state): a network that
+//!   was gone for ten minutes is no reason to lose locks. The whole client goes when an open, a
+//!   lock or anonymous I/O conflicts with something it holds, when a bound is reached, or after a
+//!   day.
 //! * A client's state goes as a whole, with its sessions: it sees NFS4ERR_BADSESSION and starts
 //!   again. There are therefore no single revoked stateids.
 //! * No delegations, no layouts, no back channel.
+
 mod clients;
 mod config;
 mod grace;

@@ -189,13 +189,13 @@ impl State {
         self.end_lapsed(conflicts, denied, now_us)
     }
 
-    /// OPEN of a file that is there. The same owner's open of the file is widened (RFC 8881, section
-    /// 9.8).
+    /// OPEN of a file that is there. The same owner's open of the file is widened (RFC 8881,
+    /// section 9.9).
     ///
     /// # Errors
     /// NFS4ERR_SHARE_DENIED; NFS4ERR_GRACE, NFS4ERR_NO_GRACE, NFS4ERR_RECLAIM_BAD,
-    /// NFS4ERR_RECLAIM_CONFLICT (section 8.4.2); NFS4ERR_DELAY: the client or the server has as many
-    /// opens as it may have (NFS4ERR_RESOURCE is of minor version 0).
+    /// NFS4ERR_RECLAIM_CONFLICT (section 8.4.2); NFS4ERR_DELAY: the client or the server has as
+    /// many opens as it may have (NFS4ERR_RESOURCE is of minor version 0).
     pub fn open(&mut self, request: &OpenRequest<'_>, now_us: u64) -> Result<Opened, Status> {
         self.may_open(request, now_us)?;
         let owner: Arc<[u8]> = request.owner.into();
@@ -422,8 +422,8 @@ impl State {
         });
     }
 
-    /// Whether a client may read or write `file` with `stateid` (RFC 8881, section 9.1.2). Locks are
-    /// advisory, as they are for local users, and not looked at.
+    /// Whether a client may read or write `file` with `stateid` (RFC 8881, section 9.1.2). Locks
+    /// are advisory, as they are for local users, and not looked at.
     ///
     /// # Errors
     /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID; NFS4ERR_OPENMODE: it is not open for that;

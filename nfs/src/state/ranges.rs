@@ -30,7 +30,7 @@ pub enum LockKind {
 }
 
 /// Types that wait are for clients that would be called back. Without a back channel they poll (RFC
-/// 8881, section 9.4), and the types mean the same; that OPEN's result says nothing of
+/// 8881, section 9.6), and the types mean the same; that OPEN's result says nothing of
 /// CB_NOTIFY_LOCK (OPEN4_RESULT_MAY_NOTIFY_LOCK) tells them so.
 impl From<LockType> for LockKind {
     fn from(locktype: LockType) -> Self {

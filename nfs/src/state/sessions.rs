@@ -117,9 +117,9 @@ impl State {
     ///
     /// # Errors
     /// NFS4ERR_STALE_CLIENTID, NFS4ERR_SEQ_MISORDERED; NFS4ERR_DELAY: there is no room, or requests
-    /// of the instance that this one replaces are under way. With these the client may send the same
-    /// number again. NFS4ERR_CLID_INUSE, NFS4ERR_INVAL, NFS4ERR_TOOSMALL, NFS4ERR_NOSPC: what the
-    /// same number is told from then on (RFC 8881, section 18.36.4).
+    /// of the instance that this one replaces are under way. With these the client may send the
+    /// same number again. NFS4ERR_CLID_INUSE, NFS4ERR_INVAL, NFS4ERR_TOOSMALL, NFS4ERR_NOSPC: what
+    /// the same number is told from then on (RFC 8881, section 18.36.4).
     pub fn create_session(
         &mut self,
         arguments: &CreateSession<'_>,
@@ -270,8 +270,8 @@ impl State {
     }
 
     /// BIND_CONN_TO_SESSION: which directions the connection has then. The back channel is declined
-    /// where the client leaves the choice (RFC 8881, section 18.34.3); where it does not, it has one
-    /// that is never used.
+    /// where the client leaves the choice (RFC 8881, section 18.34.3); where it does not, it has
+    /// one that is never used.
     ///
     /// # Errors
     /// NFS4ERR_BADSESSION.

@@ -63,8 +63,8 @@ impl Shares {
     }
 }
 
-/// The share bits of the OPENs that made up one open: which of the 16 pairs of access and deny there
-/// were. OPEN_DOWNGRADE may go back to the union of some of them (RFC 8881, section 18.18.3).
+/// The share bits of the OPENs that made up one open: which of the 16 pairs of access and deny
+/// there were. OPEN_DOWNGRADE may go back to the union of some of them (RFC 8881, section 18.18.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Asked(u16);
 

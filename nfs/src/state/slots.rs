@@ -158,8 +158,8 @@ impl Session {
 
     /// While replies of all sessions take more than they should, each session has half as many
     /// slots, when its client has given up what it was to give up before; and one more at a time
-    /// when there is room again. A client whose SEQUENCE is told to wait does so for long (Linux for
-    /// 15 s), so that it should not come to that.
+    /// when there is room again. A client whose SEQUENCE is told to wait does so for long (Linux
+    /// for 15 s), so that it should not come to that.
     fn adapt_slots(&mut self, replies: &Stock) {
         let quarter = replies.max() / 4;
         let has_adapted = u32::try_from(self.slots.len()) == Ok(self.target);
@@ -202,8 +202,8 @@ impl State {
     /// # Errors
     /// NFS4ERR_BADSESSION, NFS4ERR_BADSLOT, NFS4ERR_BAD_HIGH_SLOT, NFS4ERR_TOO_MANY_OPS,
     /// NFS4ERR_REQ_TOO_BIG, NFS4ERR_SEQ_MISORDERED, NFS4ERR_SEQ_FALSE_RETRY,
-    /// NFS4ERR_RETRY_UNCACHED_REP; NFS4ERR_DELAY: the same request is under way, or there is no room
-    /// to keep the reply. The slot is as before then.
+    /// NFS4ERR_RETRY_UNCACHED_REP; NFS4ERR_DELAY: the same request is under way, or there is no
+    /// room to keep the reply. The slot is as before then.
     pub fn sequence(
         &mut self,
         arguments: &Sequence,

@@ -206,7 +206,7 @@ fn a_client_that_renews_keeps_its_state() {
 
 #[test]
 fn state_without_a_lease_is_kept_until_somebody_wants_it() {
-    // RFC 8881, section 8.4.2.4; pynfs COUR2 to COUR6.
+    // RFC 8881, section 8.4.3; pynfs COUR2 to COUR6.
     let mut server = Server::new();
     let (host, other) = (server.host(1), server.host(2));
     let opened = server

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn opens_of_one_owner_are_one_state() {
-    // pynfs OPEN1, OPEN2; RFC 8881, sections 8.2.2 and 9.8.
+    // pynfs OPEN1, OPEN2; RFC 8881, sections 8.2.2 and 9.9.
     let mut server = Server::new();
     let host = server.host(1);
     let mut open = |access| {
