@@ -90,7 +90,7 @@ fn idle_client(state: &mut State, number: u32) {
             .expect("SEQUENCE")
         {
             Sequenced::New(request, _) => state.complete(&request, &[7; 300]),
-            Sequenced::Replay(_) => panic!("slot {slotid} was never used"),
+            other => panic!("slot {slotid} was never used: {other:?}"),
         }
     }
     drop(state.take_records());

@@ -46,6 +46,10 @@ pub enum Sequenced {
     New(InSession, SequenceOk),
     /// The request was executed: this was its reply.
     Replay(Arc<[u8]>),
+    /// The request was executed, and its reply is not kept. The result of SEQUENCE always is (RFC
+    /// 8881, section 2.10.6.1.1); the operation behind it, if there is one, is answered with
+    /// NFS4ERR_RETRY_UNCACHED_REP (section 2.10.6.1.3).
+    Uncached(SequenceOk),
 }
 
 /// One slot.
@@ -82,6 +86,7 @@ pub(crate) enum Last {
 enum Numbered {
     New,
     Replay(Arc<[u8]>),
+    Uncached,
 }
 
 impl Slot {
@@ -101,7 +106,7 @@ impl Slot {
             {
                 Err(Status::SEQ_FALSE_RETRY)
             }
-            Last::Uncached { .. } if is_last => Err(Status::RETRY_UNCACHED_REP),
+            Last::Uncached { .. } if is_last => Ok(Numbered::Uncached),
             Last::Cached { reply, .. } if is_last => Ok(Numbered::Replay(reply.clone())),
             Last::None | Last::Uncached { .. } | Last::Cached { .. } => Err(Status::SEQ_MISORDERED),
         }
@@ -186,6 +191,19 @@ impl Session {
         }
     }
 
+    fn sequence_result(&self, arguments: &Sequence) -> SequenceOk {
+        let slots = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        SequenceOk {
+            sessionid: arguments.sessionid,
+            sequenceid: arguments.sequenceid,
+            slotid: arguments.slotid,
+            highest_slotid: slots.saturating_sub(1),
+            target_highest_slotid: self.target.saturating_sub(1),
+            // No back channel can be down, state goes with its session, and nothing moves.
+            status_flags: SequenceStatus::empty(),
+        }
+    }
+
     fn slot(&self, slot: u32) -> Option<&Slot> {
         self.slots.get(usize::try_from(slot).ok()?)
     }
@@ -201,9 +219,8 @@ impl State {
     ///
     /// # Errors
     /// NFS4ERR_BADSESSION, NFS4ERR_BADSLOT, NFS4ERR_BAD_HIGH_SLOT, NFS4ERR_TOO_MANY_OPS,
-    /// NFS4ERR_REQ_TOO_BIG, NFS4ERR_SEQ_MISORDERED, NFS4ERR_SEQ_FALSE_RETRY,
-    /// NFS4ERR_RETRY_UNCACHED_REP; NFS4ERR_DELAY: the same request is under way, or there is no
-    /// room to keep the reply. The slot is as before then.
+    /// NFS4ERR_REQ_TOO_BIG, NFS4ERR_SEQ_MISORDERED, NFS4ERR_SEQ_FALSE_RETRY; NFS4ERR_DELAY: the
+    /// same request is under way, or there is no room to keep the reply. The slot is as before.
     pub fn sequence(
         &mut self,
         arguments: &Sequence,
@@ -233,8 +250,12 @@ impl State {
         let Some(session) = self.sessions.get_mut(&arguments.sessionid) else {
             return Err(Status::BADSESSION);
         };
-        if let Numbered::Replay(reply) = numbered {
-            return Ok(Sequenced::Replay(reply));
+        match numbered {
+            Numbered::Replay(reply) => return Ok(Sequenced::Replay(reply)),
+            Numbered::Uncached => {
+                return Ok(Sequenced::Uncached(session.sequence_result(arguments)));
+            }
+            Numbered::New => {}
         }
         // The client has the last reply of the slot: it has sent the next request.
         self.replies.give_back(address, last_reserved.into());
@@ -258,17 +279,7 @@ impl State {
         }
         session.adapt_slots(&self.replies);
         let fore = session.fore;
-        let reply = SequenceOk {
-            sessionid: arguments.sessionid,
-            sequenceid: arguments.sequenceid,
-            slotid: arguments.slotid,
-            highest_slotid: u32::try_from(session.slots.len())
-                .unwrap_or(u32::MAX)
-                .saturating_sub(1),
-            target_highest_slotid: session.target.saturating_sub(1),
-            // No back channel can be down, state goes with its session, and nothing moves.
-            status_flags: SequenceStatus::empty(),
-        };
+        let reply = session.sequence_result(arguments);
         let generation = session.generation;
         if let Some(slot) = session.slot_mut(arguments.slotid) {
             slot.sequence = arguments.sequenceid;

@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | [`Record::Boot`] | anything is answered: client IDs, sessions and stateids have its number |
 //! | [`Record::Client`] | RECLAIM_COMPLETE is answered, which lets the client open and lock |
-//! | [`Record::Gone`] | others get what it held, its next instance is confirmed, or it is destroyed |
+//! | [`Record::Gone`] | others get what it held, or its next instance or its end is confirmed |
 //! | [`Record::GraceEnded`] | the first open or lock after the grace period is answered |
 //!
 //! # The format

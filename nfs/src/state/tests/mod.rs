@@ -285,7 +285,7 @@ impl Server {
     fn renew(&mut self, host: &Host, sequence: u32) -> Result<(), Status> {
         match self.sequence(host, &Self::request(host, 0, sequence))? {
             Sequenced::New(request, _) => self.finish(&request, b""),
-            Sequenced::Replay(_) => {}
+            Sequenced::Replay(_) | Sequenced::Uncached(_) => {}
         }
         Ok(())
     }

@@ -83,21 +83,22 @@ fn another_request_is_not_given_the_reply() {
 
 #[test]
 fn a_reply_that_is_not_kept_is_not_executed_again() {
-    // pynfs SEQ10b; RFC 8881, section 2.10.6.1.3.
+    // pynfs SEQ9f, SEQ10b; RFC 8881, sections 2.10.6.1.1 and 2.10.6.1.3.
     let mut server = Server::new();
     let host = server.host(1);
     let request = Sequence {
         cachethis: false,
         ..Server::request(&host, 0, 1)
     };
-    let Ok(Sequenced::New(in_session, _)) = server.sequence(&host, &request) else {
+    let Ok(Sequenced::New(in_session, result)) = server.sequence(&host, &request) else {
         panic!();
     };
     assert_eq!(in_session.cached_bytes_max, None);
     server.finish(&in_session, b"reply");
+    // That of SEQUENCE itself is known, which is all of a request without another operation.
     assert_eq!(
         server.sequence(&host, &request),
-        Err(Status::RETRY_UNCACHED_REP)
+        Ok(Sequenced::Uncached(result))
     );
     // The same of one that is too long to be kept.
     let in_session = server.begin(&host, 1, 1);
@@ -105,11 +106,15 @@ fn a_reply_that_is_not_kept_is_not_executed_again() {
         &in_session,
         &[0; limits::CACHED_RESPONSE_BYTES_MAX as usize + 1],
     );
-    let request = Server::request(&host, 1, 1);
-    assert_eq!(
-        server.sequence(&host, &request),
-        Err(Status::RETRY_UNCACHED_REP)
+    let again = server.sequence(&host, &Server::request(&host, 1, 1));
+    assert!(
+        matches!(again, Ok(Sequenced::Uncached(result)) if result.slotid == 1),
+        "{again:?}"
     );
+    assert!(matches!(
+        server.begin(&host, 1, 2),
+        InSession { slot: 1, .. }
+    ));
 }
 
 #[test]
