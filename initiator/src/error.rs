@@ -276,10 +276,12 @@ pub enum IoError {
     #[error("the controller does not support {0}")]
     Unsupported(&'static str),
     /// The connection broke each time while this command was outstanding.
-    #[error("given up after {} while it was outstanding; see the target's log", Count(u64::from(*replays), "reconnect"))]
+    #[error("given up after {} while it was outstanding; the last connection was lost: {cause}", Count(u64::from(*replays), "reconnect"))]
     Replays {
         /// How often it was sent again.
         replays: u8,
+        /// What ended the last connection.
+        cause: Arc<ConnectError>,
     },
     /// It was sent and not answered, and it is not known whether the old controller is gone.
     #[error(

@@ -60,7 +60,8 @@ impl AssociationEngine {
         }
         let replays = request.replays;
         if replays > super::open::REPLAYS_MAX {
-            let error = IoError::Replays { replays };
+            let cause = self.host.lost_cause();
+            let error = IoError::Replays { replays, cause };
             tracing::error!("an I/O: {error}");
             self.requests.finish(piece.request, Err(error));
         } else if changes && self.config.host.replay_writes == ReplayWrites::Fenced {
