@@ -29,6 +29,13 @@ impl Config {
         self.check(self, Claims::Told)
     }
 
+    /// The same, with the warnings also where there are problems.
+    #[must_use]
+    pub fn look_at_machine(&self) -> (Vec<Warning>, Option<Problems>) {
+        let Findings { problems, warnings } = self.findings(self, Claims::Told);
+        (warnings, Problems::none_or(problems).err())
+    }
+
     /// The same where only some of the namespaces are about to be opened (`is_opened`, by
     /// subsystem): the others are in use by the process that asks. It finds out at once what else
     /// is in use, and by which process: it may be itself.
@@ -48,11 +55,16 @@ impl Config {
     }
 
     fn check(&self, opened: &Self, claims: Claims) -> Result<Vec<Warning>, Problems> {
+        let Findings { problems, warnings } = self.findings(opened, claims);
+        Problems::none_or(problems)?;
+        Ok(warnings)
+    }
+
+    fn findings(&self, opened: &Self, claims: Claims) -> Findings {
         let mut findings = Findings::default();
         self.check_namespaces(&mut findings);
         opened.check_opened(claims, &mut findings);
-        Problems::none_or(findings.problems)?;
-        Ok(findings.warnings)
+        findings
     }
 
     fn check_opened(&self, claims: Claims, findings: &mut Findings) {
@@ -376,6 +388,15 @@ mod tests {
         let config = config("", &format!("path = {path:?}"));
         assert_eq!(config.check_machine().unwrap().len(), 1);
         assert_eq!(config.check_machine_opening(|_, _| true).unwrap(), []);
+    }
+
+    #[test]
+    fn a_problem_hides_no_warning() {
+        let mut config = config("", "path = \"/absent/disk.img\"");
+        config.listeners[0].address = "192.0.2.77:4420".parse().unwrap();
+        let (warnings, problems) = config.look_at_machine();
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert_eq!(problems.unwrap(), config.check_machine().unwrap_err());
     }
 
     #[test]

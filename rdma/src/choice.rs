@@ -79,7 +79,7 @@ impl ProviderKind {
 
 /// The provider asked for cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("provider verbs cannot be used for {addr}: {why}; use --provider iwarp or auto")]
+#[error("provider verbs cannot be used for {addr}: {why}; use provider iwarp or auto")]
 pub struct ChoiceError {
     addr: IpAddr,
     why: String,

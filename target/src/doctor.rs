@@ -4,7 +4,7 @@ mod listen;
 
 use std::fmt::Display;
 
-use capstan_config::{Config, MemoryPlan, Target, first_of};
+use capstan_config::{Config, MemoryPlan, Problems, Target, first_of};
 use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 
 pub use listen::Listen;
@@ -118,21 +118,22 @@ fn configuration(config: &Config) -> Vec<Check> {
             "take one of the two out of the configuration".to_owned()
         });
     }
-    match config.check_machine() {
-        Err(problems) => findings(Verdict::Error, problems.as_slice(), |problem| {
-            format!("change {}, or the machine", problem.at.field)
-        }),
-        Ok(warnings) if warnings.is_empty() => {
-            let namespaces: usize = config.subsystems.iter().map(|s| s.namespaces.len()).sum();
-            let subsystems = config.subsystems.len();
-            let seen = format!("{subsystems} subsystem(s), {namespaces} namespace(s)");
-            vec![Check::ok(CONFIGURATION, seen)]
-        }
-        Ok(warnings) => findings(Verdict::Warning, &warnings, |warning| {
-            let field = &warning.at.field;
-            format!("nothing, where it is meant to be so; else change {field}, or the machine")
-        }),
+    let (warnings, problems) = config.look_at_machine();
+    if warnings.is_empty() && problems.is_none() {
+        let namespaces: usize = config.subsystems.iter().map(|s| s.namespaces.len()).sum();
+        let subsystems = config.subsystems.len();
+        let seen = format!("{subsystems} subsystem(s), {namespaces} namespace(s)");
+        return vec![Check::ok(CONFIGURATION, seen)];
     }
+    let problems = problems.as_ref().map_or(&[][..], Problems::as_slice);
+    let mut checks = findings(Verdict::Error, problems, |problem| {
+        format!("change {}, or the machine", problem.at.field)
+    });
+    checks.extend(findings(Verdict::Warning, &warnings, |warning| {
+        let field = &warning.at.field;
+        format!("nothing, where it is meant to be so; else change {field}, or the machine")
+    }));
+    checks
 }
 
 const CONFIGURATION: &str = "configuration";

@@ -21,6 +21,7 @@ pub mod lost;
 mod media;
 mod overlaps;
 mod plan;
+mod providers;
 mod reload;
 mod rings;
 pub mod room;

@@ -187,10 +187,9 @@ fn check(file: &Path) -> anyhow::Result<()> {
         Ok(numbered) => (numbered, None),
         Err(error) => (identities::numbered(&config), Some(error)),
     };
-    match room::check(&config, std::convert::identity) {
-        Ok(found) => warnings = found,
-        Err(error) => errors.push(error),
-    }
+    let found = room::compare(&config, std::convert::identity);
+    warnings.extend(found.warnings);
+    errors.extend(found.errors.into_iter().map(anyhow::Error::msg));
     warnings.extend(room::locked_memory(&config));
     errors.extend(unnumbered);
     warnings.extend(of_media);
@@ -207,8 +206,8 @@ fn check(file: &Path) -> anyhow::Result<()> {
     for warning in first_of(&warnings) {
         print(&format!("warning: {warning}"))?;
     }
-    for listen in &listeners {
-        print(&listen.serves())?;
+    for line in listeners.iter().filter_map(doctor::Listen::serves) {
+        print(&line)?;
     }
     if !errors.is_empty() {
         let errors: Vec<_> = errors.iter().map(|error| format!("{error:#}")).collect();

@@ -9,6 +9,7 @@ use capstan_doctor::room::{self, MemoryNeed, file_size, memory, open_files, proc
 use capstan_doctor::{Check, Machine, Role, Verdict};
 
 use crate::overlaps;
+use crate::providers;
 use crate::rings;
 
 /// Descriptors of the process besides its reactors': log, signals, timers, the sockets of systemd.
@@ -28,6 +29,14 @@ const REACTOR_THREADS: u64 = 3;
 /// Queues of a host that connects with one I/O queue.
 pub(crate) const HOST_QUEUES: u64 = 2;
 
+/// What a comparison with this machine has found, a line each.
+pub struct Found {
+    /// What works, but should be known.
+    pub warnings: Vec<String>,
+    /// What keeps the target from serving.
+    pub errors: Vec<String>,
+}
+
 /// Compares the configuration with this machine: what it names, and what it needs. Returns the
 /// warnings.
 ///
@@ -37,14 +46,21 @@ pub fn check(
     config: &Config,
     in_words: impl FnOnce(Problems) -> Problems,
 ) -> anyhow::Result<Vec<String>> {
-    let (mut errors, mut warnings) = match config.check_machine() {
-        Ok(warnings) => (
-            Vec::new(),
-            warnings.iter().map(ToString::to_string).collect(),
-        ),
-        Err(problems) => (vec![in_words(problems).to_string()], Vec::new()),
-    };
+    let Found { warnings, errors } = compare(config, in_words);
+    if errors.is_empty() {
+        return Ok(warnings);
+    }
+    bail!("{}", errors.join("\n"))
+}
+
+/// As [`check`], with the warnings also where there are errors.
+pub fn compare(config: &Config, in_words: impl FnOnce(Problems) -> Problems) -> Found {
+    let (warnings, problems) = config.look_at_machine();
+    let mut warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    let problems = problems.map(|problems| in_words(problems).to_string());
+    let mut errors: Vec<_> = problems.into_iter().collect();
     errors.extend(overlaps::found(config));
+    errors.extend(providers::refused(config));
     // A budget that is too small is one of the problems.
     for check in checks(&Machine::here(), config) {
         match check.verdict {
@@ -53,10 +69,7 @@ pub fn check(
             Verdict::Error => errors.push(check.line()),
         }
     }
-    if errors.is_empty() {
-        return Ok(warnings);
-    }
-    bail!("{}", errors.join("\n"))
+    Found { warnings, errors }
 }
 
 /// The threads of a target, counted before it starts them.

@@ -8,13 +8,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
+use capstan_config::{Config, MemoryPlan, Reactors};
 use capstan_doctor::Machine;
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::tcp::pdu::PduType;
 use capstan_nvme_proto::text::Count;
-use capstan_rdma::{Preference, ProviderKind, choose};
+use capstan_rdma::ProviderKind;
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
@@ -37,6 +37,7 @@ use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
+use crate::providers::{Chosen, choose_all};
 use crate::reload::{Served, clear_lost, numbers_kept};
 use crate::rings;
 use crate::scheduling;
@@ -142,7 +143,7 @@ impl Running {
     /// # Errors
     /// As for [`serve`].
     pub fn start_behind(config: &Config, gate: Option<&Gate>) -> anyhow::Result<Self> {
-        let providers = Arc::new(choose_providers(config)?);
+        let providers = Arc::new(choose_all(config)?);
         let kinds: Vec<_> = providers.iter().map(|chosen| chosen.kind).collect();
         let count = reactors(config);
         scheduling::check(&config.target.reactors);
@@ -516,31 +517,4 @@ fn listen(
         }
     }
     Ok(addresses)
-}
-
-/// The provider of a listener.
-struct Chosen {
-    kind: ProviderKind,
-    why: String,
-}
-
-/// Chooses the provider of every listener.
-fn choose_providers(config: &Config) -> anyhow::Result<Vec<Chosen>> {
-    let chosen = config.listeners.iter().map(|listener| {
-        let (kind, why) = if listener.transports.rdma {
-            choose(preference(listener.provider), listener.address.ip())?
-        } else {
-            (ProviderKind::Iwarp, "NVMe/TCP only".to_owned())
-        };
-        Ok(Chosen { kind, why })
-    });
-    chosen.collect()
-}
-
-pub(crate) fn preference(choice: ProviderChoice) -> Preference {
-    match choice {
-        ProviderChoice::Auto => Preference::Auto,
-        ProviderChoice::Verbs => Preference::Verbs,
-        ProviderChoice::Iwarp => Preference::Iwarp,
-    }
 }

@@ -96,6 +96,46 @@ fn what_check_calls_ok_is_served_and_nothing_else() {
     fs::remove_file(&shm).unwrap();
 }
 
+/// Without the device of an RDMA listener, whatever else it has; and what is said of the rest.
+#[test]
+fn a_provider_that_cannot_be_had_is_refused_by_both_and_hides_no_warning() {
+    let place = Place::new();
+    place.configure(&[(&place.image("volume.img"), "")]);
+    let written = fs::read_to_string(place.config()).unwrap();
+    for transports in ["", "[\"rdma\"]", "[\"rdma\", \"tcp\"]"] {
+        let keys = match transports {
+            "" => "provider = \"verbs\"".to_owned(),
+            named => format!("provider = \"verbs\"\ntransports = {named}"),
+        };
+        let other = "[[listener]]\naddress = \"192.0.2.77\"\n[[subsystem]]";
+        let text = written.replace("provider = \"iwarp\"", &keys);
+        fs::write(place.config(), text.replace("[[subsystem]]", other)).unwrap();
+        let (check, serve) = (run(&place, "60", "check"), run(&place, "20", "serve"));
+        let words = format!(
+            "listen {}: provider verbs cannot be used for {}: ",
+            place.at,
+            place.at.ip()
+        );
+        for output in [&check, &serve] {
+            assert_eq!(output.status.code(), Some(1), "{keys}: {output:?}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(stderr.matches(&words).count(), 1, "{keys}: {stderr}");
+            assert!(stderr.contains("; use provider iwarp or auto"), "{stderr}");
+        }
+        let stdout = String::from_utf8_lossy(&check.stdout);
+        assert!(
+            !stdout.contains(&format!("listen {}", place.at)),
+            "{stdout}"
+        );
+        for warning in [
+            "192.0.2.77 is not an address of this machine now",
+            "allow_any_host",
+        ] {
+            assert!(stdout.contains(warning), "{keys}: {stdout}");
+        }
+    }
+}
+
 /// The message is one line, and names the size as the file has it.
 #[test]
 fn check_says_of_a_file_that_is_too_small_what_serve_does() {

@@ -335,7 +335,7 @@ fn check_says_what_each_listener_serves() {
         ),
         (
             "transports = [\"tcp\"]",
-            "no NVMe/RDMA, transports names NVMe/TCP only; NVMe/TCP",
+            "NVMe/TCP; no NVMe/RDMA, transports names NVMe/TCP only",
         ),
         (
             "transports = [\"rdma\"]",

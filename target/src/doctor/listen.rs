@@ -4,11 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 
 use capstan_config::{Config, Listener};
 use capstan_doctor::{Check, Machine, Verdict};
-use capstan_rdma::choose;
 use nix::errno::Errno;
 
 use crate::listen_error::{Obstacle, obstacle};
-use crate::serve::preference;
+use crate::providers::{Chosen, choose};
 use crate::tcp_port::{self, OWN_LISTENER, TcpPort};
 
 const UNLESS_IT_RUNS: &str = ", unless this target runs already";
@@ -36,10 +35,9 @@ impl<'a> Listen<'a> {
 
     fn of(machine: &'a Machine, config: &Config, listener: &'a Listener) -> Self {
         let transports = listener.transports;
-        let ip = listener.address.ip();
-        let (provider, why) = match choose(preference(listener.provider), ip) {
+        let (provider, why) = match choose(listener) {
             _ if !transports.rdma => (None, "transports names NVMe/TCP only".to_owned()),
-            Ok((kind, why)) => (Some(kind.name()), why),
+            Ok(Chosen { kind, why }) => (Some(kind.name()), why),
             Err(error) => (None, error.to_string()),
         };
         let tcp = match provider {
@@ -59,15 +57,19 @@ impl<'a> Listen<'a> {
         self.provider == Some("verbs")
     }
 
-    /// What hosts connect by there, and why not by the other, in one line.
+    /// What hosts connect by there, and why not by the other, in one line; of a listener that the
+    /// target would not start with, nothing.
     #[must_use]
-    pub fn serves(&self) -> String {
+    pub fn serves(&self) -> Option<String> {
         let Self { listener, why, .. } = self;
-        let rdma = match self.provider {
-            Some(provider) => format!("NVMe/RDMA by {provider}, {why}"),
-            None => format!("no NVMe/RDMA, {why}"),
-        };
-        format!("listen {}: {rdma}; {}", listener.address, self.tcp_words())
+        let (address, tcp) = (listener.address, self.tcp_words());
+        match self.provider {
+            Some(provider) => Some(format!(
+                "listen {address}: NVMe/RDMA by {provider}, {why}; {tcp}"
+            )),
+            None if listener.transports.rdma => None,
+            None => Some(format!("listen {address}: {tcp}; no NVMe/RDMA, {why}")),
+        }
     }
 
     fn tcp_words(&self) -> String {
@@ -181,7 +183,7 @@ mod tests {
 
     fn serves(listener: &str) -> String {
         let (machine, config) = (Machine::here(), config(listener));
-        Listen::all(&machine, &config)[0].serves()
+        Listen::all(&machine, &config)[0].serves().unwrap()
     }
 
     #[test]
@@ -193,7 +195,7 @@ mod tests {
             ),
             (
                 "port = 4421\ntransports = [\"tcp\"]",
-                "listen 127.0.0.1:4421: no NVMe/RDMA, transports names NVMe/TCP only; NVMe/TCP",
+                "listen 127.0.0.1:4421: NVMe/TCP; no NVMe/RDMA, transports names NVMe/TCP only",
             ),
             (
                 "provider = \"iwarp\"\ntransports = [\"rdma\"]",
@@ -219,11 +221,11 @@ mod tests {
         };
         let why = "the iWARP device siw0 has TCP port 4420".to_owned();
         let second = listen(TcpPort::Next(next, why.clone()));
-        let told = second.serves();
+        let told = second.serves().unwrap();
         let end = "; NVMe/TCP at the next port, 4421, as the iWARP device siw0 has TCP port 4420";
         assert!(told.ends_with(end), "{told}");
         assert_eq!(second.sockets(), Some(next));
-        let none = listen(TcpPort::None(why)).serves();
+        let none = listen(TcpPort::None(why)).serves().unwrap();
         assert!(none.contains("; no NVMe/TCP, the iWARP device"), "{none}");
         assert!(
             none.ends_with("transports = [\"tcp\"] and another port"),
