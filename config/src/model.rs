@@ -187,6 +187,18 @@ impl Transports {
     }
 }
 
+impl fmt::Display for Transports {
+    /// As a configuration names them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.rdma, self.tcp) {
+            (true, true) => "[\"rdma\", \"tcp\"]",
+            (true, false) => "[\"rdma\"]",
+            (false, true) => "[\"tcp\"]",
+            (false, false) => "[]",
+        })
+    }
+}
+
 impl Listener {
     /// Whether its socket would be in the way of one at `address`. IPv4 and IPv6 do not meet: IPv6
     /// listeners are IPv6 only. Port 0 never meets anything.

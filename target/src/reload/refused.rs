@@ -165,7 +165,17 @@ fn reactors(reactors: &Reactors) -> String {
 }
 
 fn listeners(listeners: &[Listener]) -> String {
-    let each = listeners.iter();
-    let each = each.map(|l| format!("{} ({})", l.address, l.provider));
+    let each = listeners.iter().map(|listener| {
+        // Spelled out, so that none is forgotten.
+        let Listener {
+            address,
+            provider,
+            transports,
+        } = listener;
+        match transports.by_default {
+            true => format!("{address} ({provider})"),
+            false => format!("{address} ({provider}, transports = {transports})"),
+        }
+    });
     each.collect::<Vec<_>>().join(", ")
 }

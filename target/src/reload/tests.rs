@@ -283,7 +283,14 @@ fn the_reference_says_what_a_change_of_each_key_needs() {
                 assert_ne!(found, Difference::default(), "{key}");
                 "reload"
             }
-            Err(why) if why.contains("needs a restart") => "restart",
+            Err(why) if why.contains("needs a restart") => {
+                let halves = why.split_once(" from ").and_then(|(_, rest)| {
+                    rest.split_once(" needs a restart")?.0.split_once(" to ")
+                });
+                let (served, wanted) = halves.unwrap_or_else(|| panic!("{key}: {why}"));
+                assert_ne!(served, wanted, "{key}: {why}");
+                "restart"
+            }
             Err(why) if why.contains("take it out of the file") => "two reloads",
             Err(why) => panic!("{key}: {why}"),
         };
