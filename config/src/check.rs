@@ -60,6 +60,7 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
         );
     }
     let listeners = checker.listeners(&raw.listener);
+    checker.shared_receives(&raw.target, &listeners, raw.listener.len());
     let subsystems = checker.subsystems(&raw.subsystem, &raw.target);
     let mut problems = checker.problems;
     problems.retain(|problem| !not_read.iter().any(|cause| follows(problem, cause)));
@@ -230,7 +231,8 @@ impl Checker<'_> {
                 limits::DEFAULT_HOSTS_MAX,
                 limits::HOSTS_MAX,
             ),
-            shared_receive_queue: raw.shared_receive_queue.unwrap_or(false),
+            shared_receive_queue: (raw.shared_receive_queue.as_ref())
+                .is_some_and(|shared| *shared.get_ref()),
             vendor_id: self.number(
                 "target.vendor_id",
                 raw.vendor_id.as_ref(),
@@ -378,6 +380,14 @@ impl Checker<'_> {
             0..=u16::MAX.into(),
         );
         let transports = self.transports(&format!("{field}.transports"), raw.transports.as_ref());
+        let provider = (raw.provider.as_ref()).map(|of| (of.span(), *of.get_ref()));
+        if let Some((span, ProviderChoice::Verbs | ProviderChoice::Iwarp)) = &provider
+            && !transports.rdma
+            && transports.tcp
+        {
+            let kind = ProblemKind::NoEffect("on a listener without NVMe/RDMA");
+            self.report(format!("{field}.provider"), Some(span.clone()), kind);
+        }
         let field = format!("{field}.address");
         let Some(text) = &raw.address else {
             self.report(
@@ -390,7 +400,7 @@ impl Checker<'_> {
         match parse_address(text.get_ref()) {
             Ok(ip) => Some(Listener {
                 address: SocketAddr::new(ip, port),
-                provider: raw.provider.unwrap_or(ProviderChoice::Auto),
+                provider: provider.map_or(ProviderChoice::Auto, |(_, provider)| provider),
                 transports,
             }),
             Err(ListenError::NotAnAddress(value)) if value.parse::<SocketAddr>().is_ok() => {
@@ -405,12 +415,32 @@ impl Checker<'_> {
         }
     }
 
+    /// Receives are of queues over NVMe/RDMA.
+    fn shared_receives(
+        &mut self,
+        raw: &RawTarget,
+        listeners: &[Listener],
+        listeners_written: usize,
+    ) {
+        let has_none = |listener: &Listener| listener.transports.tcp && !listener.transports.rdma;
+        if let Some(shared) = &raw.shared_receive_queue
+            && *shared.get_ref()
+            && listeners.len() == listeners_written
+            && listeners_written > 0
+            && listeners.iter().all(has_none)
+        {
+            let kind = ProblemKind::NoEffect("where no listener has NVMe/RDMA");
+            self.report("target.shared_receive_queue", Some(shared.span()), kind);
+        }
+    }
+
     fn transports(
         &mut self,
         field: &str,
         raw: Option<&Spanned<Vec<Spanned<String>>>>,
     ) -> Transports {
         const ALLOWED: &str = "\"rdma\", \"tcp\" or both";
+        const ONCE: &str = "each once";
         let Some(raw) = raw else {
             return Transports::default();
         };
@@ -420,6 +450,15 @@ impl Checker<'_> {
             by_default: false,
         };
         for word in raw.get_ref() {
+            let word_again = match word.get_ref().as_str() {
+                "rdma" => transports.rdma,
+                "tcp" => transports.tcp,
+                _ => false,
+            };
+            if word_again {
+                let again = format!("\"{}\" again", word.get_ref());
+                self.not_allowed(field, word.span(), again, ONCE);
+            }
             match word.get_ref().as_str() {
                 "rdma" => transports.rdma = true,
                 "tcp" => transports.tcp = true,

@@ -364,6 +364,9 @@ pub enum ProblemKind {
         /// What to write for LBAs of 512 bytes, where these would do.
         smaller_lba: Option<&'static str>,
     },
+    /// A key that does nothing beside others.
+    #[error("has no effect {0}; leave it out")]
+    NoEffect(&'static str),
     /// A key that means nothing for this backing.
     #[error("has no meaning for a {backing} namespace; remove it")]
     NoMeaning {

@@ -34,7 +34,7 @@ pub(crate) struct RawTarget {
     pub(crate) spin: Field<String>,
     pub(crate) log: Option<LogLevel>,
     pub(crate) hosts_max: Field<u64>,
-    pub(crate) shared_receive_queue: Option<bool>,
+    pub(crate) shared_receive_queue: Field<bool>,
     pub(crate) serial_prefix: Field<String>,
     pub(crate) model: Field<String>,
     pub(crate) vendor_id: Field<u64>,
@@ -53,7 +53,7 @@ pub(crate) struct RawQueues {
 pub(crate) struct RawListener {
     pub(crate) address: Field<String>,
     pub(crate) port: Field<u64>,
-    pub(crate) provider: Option<ProviderChoice>,
+    pub(crate) provider: Field<ProviderChoice>,
     pub(crate) transports: Field<Vec<Spanned<String>>>,
 }
 

@@ -92,6 +92,30 @@ fn a_listener_has_one_transport_at_least_and_none_that_there_is_not() {
 }
 
 #[test]
+fn what_has_no_effect_beside_nvme_tcp_alone_is_a_mistake() {
+    let tcp = "address = \"127.0.0.1\"\ntransports = [\"tcp\"]";
+    for provider in ["verbs", "iwarp"] {
+        let error = listener_error(&format!("{tcp}\nprovider = \"{provider}\""));
+        let words = "line 4: listener[0].provider: has no effect on a listener without NVMe/RDMA; leave it out";
+        assert_eq!(error, words);
+    }
+    let listener = format!("[[listener]]\n{tcp}\n{SUBSYSTEM}{NAMESPACE}");
+    let shared = format!("[target]\nshared_receive_queue = true\n{listener}");
+    let error = Config::from_toml(&shared).unwrap_err().to_string();
+    let words = "line 2: target.shared_receive_queue: has no effect where no listener has NVMe/RDMA; leave it out";
+    assert_eq!(error, words);
+    for allowed in ["provider = \"auto\"", ""] {
+        let text = listener.replacen("transports", &format!("{allowed}\ntransports"), 1);
+        Config::from_toml(&text).unwrap();
+    }
+    let twice = listener_error("address = \"127.0.0.1\"\ntransports = [\"tcp\", \"tcp\"]");
+    assert_eq!(
+        twice,
+        "line 3: listener[0].transports: \"tcp\" again is not allowed; allowed: each once"
+    );
+}
+
+#[test]
 fn an_unknown_word_names_the_nearest() {
     let text = listener_error("address = \"127.0.0.1\"\nprovider = \"verb\"");
     assert_eq!(

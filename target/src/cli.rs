@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use capstan_config::{Backing, LbaSize, ListenAddresses};
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 /// Exports block devices, files and RAM as NVMe namespaces over RDMA and over TCP.
 #[derive(Debug, Parser)]
@@ -143,6 +144,56 @@ pub struct Source {
     pub shared_receive_queue: bool,
 }
 
+impl Cli {
+    /// Refuses options that have no effect.
+    ///
+    /// # Errors
+    /// The first of them, as a command line that is not taken.
+    pub fn check_effects(&self) -> Result<(), clap::Error> {
+        let (name, source) = match &self.command {
+            Command::Serve(serve) => ("serve", &serve.source),
+            Command::Doctor(doctor) => ("doctor", &doctor.source),
+            Command::Check { .. } | Command::ClearLostWrites { .. } | Command::Open { .. } => {
+                return Ok(());
+            }
+        };
+        let Some(text) = source.without_effect() else {
+            return Ok(());
+        };
+        let mut command = Self::command();
+        // So that it shows its whole name.
+        command.build();
+        Err(match command.find_subcommand_mut(name) {
+            Some(command) => command.error(ErrorKind::ArgumentConflict, text),
+            None => clap::Error::raw(ErrorKind::ArgumentConflict, text),
+        })
+    }
+}
+
+impl Source {
+    fn without_effect(&self) -> Option<String> {
+        let named = &self.transports;
+        let has_twice = |transport| named.iter().filter(|of| **of == transport).count() > 1;
+        for (transport, word) in [(Transport::Rdma, "rdma"), (Transport::Tcp, "tcp")] {
+            if has_twice(transport) {
+                let text = format!("'--transports' names '{word}' more than once; name it once");
+                return Some(text);
+            }
+        }
+        if *named != [Transport::Tcp] {
+            return None;
+        }
+        let option = match self.provider {
+            Provider::Verbs | Provider::Iwarp => "--provider",
+            Provider::Auto if self.shared_receive_queue => "--shared-receive-queue",
+            Provider::Auto => return None,
+        };
+        Some(format!(
+            "'{option}' has no effect with '--transports tcp', which takes no RDMA; leave one of them out"
+        ))
+    }
+}
+
 /// What hosts connect by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
@@ -174,6 +225,57 @@ mod tests {
     #[test]
     fn definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_without_effect_are_refused() {
+        let parse = |more: &[&str]| {
+            let words = [
+                "capstan-target",
+                "serve",
+                "--export",
+                "ram:1MiB",
+                "--listen",
+            ];
+            let words = [&words[..], &["127.0.0.1"], more].concat();
+            let cli = Cli::try_parse_from(words).unwrap();
+            cli.check_effects().map_err(|error| error.to_string())
+        };
+        for (words, option) in [
+            (
+                &["--transports", "tcp", "--provider", "verbs"][..],
+                "--provider",
+            ),
+            (
+                &["--transports", "tcp", "--provider", "iwarp"],
+                "--provider",
+            ),
+            (
+                &["--transports", "tcp", "--shared-receive-queue"],
+                "--shared-receive-queue",
+            ),
+            (&["--transports", "tcp,tcp"], "--transports"),
+            (
+                &["--transports", "rdma,tcp", "--transports", "rdma"],
+                "--transports",
+            ),
+        ] {
+            let error = parse(words).unwrap_err();
+            assert!(error.contains(&format!("'{option}'")), "{words:?}: {error}");
+        }
+        for words in [
+            &["--transports", "tcp"][..],
+            &["--transports", "tcp", "--provider", "auto"],
+            &[
+                "--transports",
+                "rdma,tcp",
+                "--provider",
+                "iwarp",
+                "--shared-receive-queue",
+            ],
+        ] {
+            parse(words).unwrap();
+        }
     }
 
     #[test]

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
             .filter(|again| again.kind() == error.kind())
             .unwrap_or(error)
     });
+    let parsed = parsed.and_then(|cli| cli.check_effects().map(|()| cli));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return refused(&error),

@@ -238,7 +238,7 @@ fn doctor_tells_what_was_taken_and_goes_on_with_it() {
 fn library_target(at: SocketAddr, transports: &str) -> TestTarget {
     TestTarget::start(&format!(
         "[target]\nreactors = 1\nmemory_budget = \"64MiB\"\n\
-         [[listener]]\naddress = \"{}\"\nport = {}\nprovider = \"iwarp\"\ntransports = {transports}\n\
+         [[listener]]\naddress = \"{}\"\nport = {}\ntransports = {transports}\n\
          [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
          [[subsystem.namespace]]\nram = \"16MiB\"\nlba = 4096\n",
         at.ip(),
@@ -327,10 +327,10 @@ fn checked(listener: &str) -> String {
 #[test]
 fn check_says_what_each_listener_serves() {
     let at = own_address();
-    let place = format!("address = \"{}\"\nprovider = \"iwarp\"\n", at.ip());
+    let place = format!("address = \"{}\"\n", at.ip());
     for (transports, words) in [
         (
-            "",
+            "provider = \"iwarp\"",
             "NVMe/RDMA by iwarp, asked for; NVMe/TCP at the same port",
         ),
         (
@@ -338,7 +338,7 @@ fn check_says_what_each_listener_serves() {
             "NVMe/TCP; no NVMe/RDMA, transports names NVMe/TCP only",
         ),
         (
-            "transports = [\"rdma\"]",
+            "provider = \"iwarp\"\ntransports = [\"rdma\"]",
             "NVMe/RDMA by iwarp, asked for; no NVMe/TCP, transports names NVMe/RDMA only",
         ),
     ] {

@@ -17,7 +17,7 @@ ${TARGET_OPTIONS:-}
 
 [[listener]]
 address = "$TARGET_ADDRESS"
-provider = "$TARGET_PROVIDER"
+$(case ${LISTENER_OPTIONS:-} in *'["tcp"]'*) ;; *) echo "provider = \"$TARGET_PROVIDER\"" ;; esac)
 ${LISTENER_OPTIONS:-}
 
 [[subsystem]]
