@@ -272,6 +272,8 @@ pub enum Event {
     Connected {
         /// Whose.
         association: Arc<Association>,
+        /// By which transport, in words.
+        over: &'static str,
         /// Keep Alive Timeout in force; 0 for none.
         kato_ms: u32,
     },
@@ -288,6 +290,8 @@ pub enum Event {
         qid: u16,
         /// Entries.
         entries: u16,
+        /// By which transport, in words.
+        over: &'static str,
     },
     /// A controller is not ready because commands of earlier associations of its host are not over.
     FenceClosed {
@@ -330,16 +334,21 @@ impl fmt::Display for Event {
         match self {
             Self::Connected {
                 association,
+                over,
                 kato_ms,
-            } => write!(f, "host connected {association} kato_ms={kato_ms}"),
+            } => write!(
+                f,
+                "host connected {association} transport={over:?} kato_ms={kato_ms}"
+            ),
             Self::Enabled { association } => write!(f, "controller enabled {association}"),
             Self::QueueConnected {
                 association,
                 qid,
                 entries,
+                over,
             } => write!(
                 f,
-                "queue connected {association} qid={qid} entries={entries}"
+                "queue connected {association} qid={qid} entries={entries} transport={over:?}"
             ),
             Self::FenceClosed {
                 association,

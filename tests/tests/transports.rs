@@ -106,6 +106,33 @@ fn what_was_taken_is_told_in_one_line_with_what_was_tried_before() {
     assert!(target.stop().success());
 }
 
+/// By which transport a host is there, and one wording for its end in order.
+#[test]
+fn the_log_says_by_which_transport_a_host_has_come() {
+    let at = own_address();
+    let target = serve(at, "rdma,tcp");
+    let both: &[&str] = &["-t", "tcp", "--hdr-digest", "--data-digest"];
+    for (words, told) in [
+        (
+            &["-t", "rdma", "--provider", "iwarp"][..],
+            "NVMe/RDMA (iwarp)",
+        ),
+        (&["-t", "tcp"], "NVMe/TCP"),
+        (&["-t", "tcp", "--data-digest"], "NVMe/TCP, data digests"),
+        (both, "NVMe/TCP, header and data digests"),
+    ] {
+        let known = target.log().len();
+        let read = ["read", "-n", SUBNQN, "-z", "4096", "-d", "/dev/null"];
+        assert!(capstan(at, &[&read[..], words].concat()).status.success());
+        let field = format!("transport=\"{told}\"");
+        for line in ["host connected", "queue connected"] {
+            target.wait_for_log_after(known, &[line, &field]);
+        }
+        target.wait_for_log_after(known, &["disconnected: closed by the peer", "qid=0"]);
+    }
+    assert!(target.stop().success());
+}
+
 /// Neither of limits nor of the other side's log, but of the transport.
 #[test]
 fn a_listener_of_the_other_transport_says_so_on_both_sides() {

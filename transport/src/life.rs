@@ -3,6 +3,7 @@
 //! ends is in [`crate::wires`].
 
 use capstan_memory::{Buffer, Pool};
+use capstan_nvme_proto::tcp::setup::Digests;
 
 use crate::data::Receive;
 use crate::limits::CLOSE_TIMEOUT_US;
@@ -17,6 +18,15 @@ impl Queue {
     #[must_use]
     pub fn is_announced(&self) -> bool {
         matches!(self, Self::Rdma(_))
+    }
+
+    /// The digests of its PDUs, as the two sides have agreed; NVMe/RDMA has none.
+    #[must_use]
+    pub fn digests(&self) -> Digests {
+        match self {
+            Self::Rdma(_) => Digests::empty(),
+            Self::Tcp(queue) => queue.digests(),
+        }
     }
 
     /// Whether it has a place among connections that are no queue yet, as its host is not (or not

@@ -123,7 +123,7 @@ pub enum EndReason {
 impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Host => f.write_str("the host disconnected"),
+            Self::Host => f.write_str("closed by the peer"),
             Self::Controller => f.write_str("this side disconnected"),
             Self::Violation(what) => write!(f, "the host broke the rules of its transport: {what}"),
             Self::Lost(why) => write!(f, "the connection was lost: {why}"),

@@ -50,6 +50,8 @@ pub struct ConnectRequest<'a> {
     pub peer: SocketAddr,
     /// What the connection request of this connection announced.
     pub sizes: QueueSizes,
+    /// The transport of this connection in words, for the log.
+    pub over: &'static str,
     /// The command.
     pub sqe: &'a Sqe,
     /// Its data, as much as [`Target::connect_data`] says.
@@ -272,6 +274,7 @@ impl Target {
         }
         self.actions.push_back(Action::Log(Event::Connected {
             association: Arc::clone(&association),
+            over: request.over,
             kato_ms,
         }));
         self.end_older(id, request.peer.ip());
@@ -465,6 +468,7 @@ impl Target {
             association: Arc::clone(&association),
             qid,
             entries,
+            over: request.over,
         }));
         Ok(ConnectOutcome::IoQueue {
             cqe,

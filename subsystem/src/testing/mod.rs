@@ -324,6 +324,7 @@ impl Bench {
                 cntlid: parameters.cntlid,
                 ..announced(connect.qid, entries)
             },
+            over: "NVMe/RDMA",
             sqe: &sqe,
             data: data.as_bytes(),
         };

@@ -114,7 +114,7 @@ fn an_admin_queue_gets_a_controller_and_sqhd_moves() {
         bench.log,
         [
             "host connected hostnqn=nqn.2024-01.org.example:host1 peer=10.0.0.9:50000 \
-          subnqn=nqn.2024-01.org.example:volume cntlid=1 kato_ms=0"
+          subnqn=nqn.2024-01.org.example:volume cntlid=1 transport=\"NVMe/RDMA\" kato_ms=0"
         ]
     );
 }
@@ -327,6 +327,7 @@ fn the_first_command_must_be_connect_and_there_is_one() {
         local: address("10.0.0.5:4420"),
         peer: address("10.0.0.9:50000"),
         sizes: announced(0, 32),
+        over: "NVMe/RDMA",
         sqe: &identify,
         data: &[],
     };
@@ -363,6 +364,7 @@ fn a_connect_asks_for_the_queue_that_its_connection_request_announced() {
             local: address("10.0.0.5:4420"),
             peer: address("10.0.0.9:50000"),
             sizes,
+            over: "NVMe/RDMA",
             sqe: &sqe,
             data: data.as_bytes(),
         };
@@ -485,6 +487,7 @@ fn resources_are_taken_for_hosts_that_are_permitted_and_a_lack_of_them_is_told()
             local: address("10.0.0.5:4420"),
             peer: address("10.0.0.9:50000"),
             sizes: announced(0, 32),
+            over: "NVMe/RDMA",
             sqe: &sqe,
             data: data.as_bytes(),
         };

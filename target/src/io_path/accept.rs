@@ -256,12 +256,17 @@ impl IoPath {
             listener: checked.port,
             local: request.local,
             peer: request.peer,
+            carrier: self.wires.carrier_name(&request),
             sizes: checked.sizes,
             known: checked.known,
         };
-        let Identity { peer, index, .. } = identity;
+        let Identity {
+            peer,
+            index,
+            carrier: provider,
+            ..
+        } = identity;
         let QueueSizes { qid, entries, .. } = identity.sizes;
-        let provider = self.wires.carrier_name(&request);
         let is_announced = request.private_data().is_some();
         let Resources { memory, now_us, .. } = &self.resources;
         match (self.wires).accept(identity.queue_id(), request, entries, memory, *now_us) {

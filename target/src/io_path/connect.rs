@@ -5,6 +5,7 @@
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnectOutcome, ConnectRequest, Share};
 use capstan_transport::Memory;
@@ -82,8 +83,24 @@ fn request<'a>(connection: &Connection, sqe: &'a Sqe, data: &'a [u8]) -> Connect
         local: connection.identity.local,
         peer: connection.identity.peer,
         sizes: connection.identity.sizes,
+        over: over(connection.identity.carrier, connection.transport.digests()),
         sqe,
         data,
+    }
+}
+
+/// What a connection goes by, in words, for the log: its transport, with the provider of NVMe/RDMA
+/// or the digests of NVMe/TCP.
+fn over(carrier: &str, digests: Digests) -> &'static str {
+    let has = |digest| digests.contains(digest);
+    match (carrier, has(Digests::HEADER), has(Digests::DATA)) {
+        ("tcp", false, false) => "NVMe/TCP",
+        ("tcp", true, false) => "NVMe/TCP, header digests",
+        ("tcp", false, true) => "NVMe/TCP, data digests",
+        ("tcp", true, true) => "NVMe/TCP, header and data digests",
+        ("iwarp", ..) => "NVMe/RDMA (iwarp)",
+        ("verbs", ..) => "NVMe/RDMA (verbs)",
+        _ => "NVMe/RDMA",
     }
 }
 

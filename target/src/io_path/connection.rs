@@ -22,6 +22,8 @@ pub(super) struct Identity {
     pub(super) listener: PortId,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
+    /// The name of what carries it (`Wires::carrier_name`).
+    pub(super) carrier: &'static str,
     /// The sizes that the host asked for when it connected; over NVMe/TCP, with its Connect.
     pub(super) sizes: QueueSizes,
     /// Its host has a controller, and connects another queue of it.

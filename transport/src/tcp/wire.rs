@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::tcp::setup::Digests;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::controller::{ControllerQueue, Goes, Headway, IcSettings};
@@ -149,6 +150,12 @@ impl TcpQueue {
     #[must_use]
     pub fn has_place(&self) -> bool {
         self.has_place
+    }
+
+    /// The digests that both sides have agreed on; none before.
+    #[must_use]
+    pub fn digests(&self) -> Digests {
+        self.queue.digests()
     }
 
     /// It is the queue of a permitted host.

@@ -173,6 +173,7 @@ fn connect_raw(bench: &mut Bench, model: &mut Model, sqe: &[u8; 64], data: &[u8]
         local: address("[::1]:4420"),
         peer: address("[::1]:50000"),
         sizes: announced(qid, 16),
+        over: "NVMe/RDMA",
         sqe: &sqe,
         data,
     };

@@ -2,6 +2,7 @@
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::tcp::r2t::R2tPlan;
+use capstan_nvme_proto::tcp::setup::Digests;
 
 use super::super::limits::DIRECT_MIN_BYTES;
 use super::{ControllerQueue, Pull};
@@ -56,6 +57,12 @@ impl ControllerQueue {
         });
         side.ask(&mut self.stream, &writer, tag.0);
         Ok(())
+    }
+
+    /// The digests that both sides have agreed on; none before.
+    #[must_use]
+    pub fn digests(&self) -> Digests {
+        (self.side.agreed).map_or(Digests::empty(), |(agreed, _)| agreed.digests)
     }
 
     /// Whether the host is asked for data.
