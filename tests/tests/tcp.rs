@@ -5,8 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
 use capstan_initiator::{Controller, Transport};
 use capstan_nvme_proto::command::{
-    AdminCommand, GetLogPage, Identify, IoCommand, LbaRange, Read, Write,
+    AdminCommand, FabricsCommand, GetLogPage, Identify, IoCommand, LbaRange, Read, Write,
 };
+use capstan_nvme_proto::fabrics::{Cattr, Connect};
 use capstan_nvme_proto::identify::{Cns, IdentifyController, SglSupport};
 use capstan_nvme_proto::log::{DiscoveryLog, LogPageId, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
@@ -15,9 +16,12 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address};
+use capstan_tests::raw_tcp::{ICREQ, RawQueue, capsule, sgl};
 use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::tcp_host::{Asked, Data, TcpHost, TcpQueue, enable};
 use capstan_tests::wire_host::{self, WireHost, connect_data};
+use zerocopy::IntoBytes as _;
 
 const LBA_BYTES: u32 = 4096;
 
@@ -125,6 +129,58 @@ fn what_is_written_is_read_back() {
             target.stop();
         }
     }
+}
+
+/// Data of a Connect that does not fit its digest, in its capsule and pulled: each is a line.
+#[test]
+fn data_that_was_corrupted_on_the_way_is_told_in_the_log() {
+    const CID: u16 = 7;
+    let at = own_address();
+    let target = Daemon::start("ram:1MiB", LBA_BYTES, at);
+    for in_capsule in [true, false] {
+        let known = target.log().len();
+        let mut stream = TcpStream::connect(at).expect("a listener");
+        let mut request = ICREQ;
+        // DGST: data digests (NVMe over TCP Transport 1.1, section 3.6.2.2).
+        request[11] = 2;
+        stream.write_all(&request).expect("sent");
+        let mut queue = RawQueue { stream };
+        queue.pdu().expect("an ICResp");
+        let connect = Connect {
+            qid: 0,
+            sqsize: 32,
+            cattr: Cattr(0),
+            kato_ms: 0,
+        };
+        let data = connect_data(1).encode();
+        let data = data.as_bytes();
+        let length = u32::try_from(data.len()).expect("1024 bytes");
+        let sqe = FabricsCommand::Connect(connect).encode(CID, sgl(length, in_capsule));
+        let mut pdu = capsule(&sqe, if in_capsule { data } else { &[] });
+        if !in_capsule {
+            queue.stream.write_all(&pdu).expect("sent");
+            let r2t = queue.pdu().expect("an R2T");
+            // LAST_PDU; CCCID and TTAG, offset and length, as they are in the R2T.
+            pdu = vec![6, 4, 24, 24];
+            pdu.extend((24 + length).to_le_bytes());
+            pdu.extend(&r2t[8..20]);
+            pdu.extend([0; 4]);
+            pdu.extend(data);
+        }
+        // DDGSTF, and a digest that is none.
+        pdu[1] |= 2;
+        let whole = u32::try_from(pdu.len() + 4).expect("a PDU");
+        pdu[4..8].copy_from_slice(&whole.to_le_bytes());
+        pdu.extend([0xEE; 4]);
+        queue.stream.write_all(&pdu).expect("sent");
+        let cqe = queue.response().expect("a response");
+        assert_eq!(cqe.status(), Status::TRANSIENT_TRANSPORT_ERROR);
+        let peer = queue.stream.local_addr().expect("an address");
+        let words = "the CRC32C of the data did not match: it was corrupted on the way";
+        let (peer, cid) = (format!("peer={peer}"), format!("cid={CID}"));
+        target.wait_for_log_after(known, &["WARN", words, &peer, "qid=0", &cid]);
+    }
+    assert!(target.stop().success());
 }
 
 /// A queue that is full of commands of all kinds, again and again.

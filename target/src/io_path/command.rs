@@ -54,6 +54,16 @@ pub(super) enum Work {
 }
 
 impl Work {
+    /// Command Identifier.
+    pub(super) fn cid(&self) -> u16 {
+        match self {
+            Self::Connect(connect) => connect.sqe.cid.get(),
+            Self::Admin(request) => request.cid(),
+            Self::Io(io) => io.permit.cid(),
+            Self::Control(control) => control.permit.cid(),
+        }
+    }
+
     /// Bytes of its data.
     pub(super) fn data_bytes(&self) -> u32 {
         match self {

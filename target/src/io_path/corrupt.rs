@@ -3,6 +3,7 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
+use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{AdminStep, IoStep};
 use capstan_transport::Capsule;
 
@@ -11,12 +12,28 @@ use super::connection::Connection;
 use super::phase::Phase;
 use super::{Resources, admin, execute, respond};
 
+/// Says whose data has changed on the way, of which command.
+pub(super) fn tell(connection: &Connection, cid: u16) {
+    const WORDS: &str = "the CRC32C of the data did not match: it was corrupted on the way; the command fails with \
+                         Transient Transport Error, after which its host sends it again or fails it";
+    let (peer, qid) = (connection.identity.peer, connection.identity.sizes.qid);
+    match &connection.association {
+        Some(association) => {
+            let (hostnqn, subnqn) = (association.hostnqn.to_string(), association.subnqn.as_str());
+            let cntlid = association.cntlid;
+            tracing::warn!(target: PEER_CAUSED, %peer, hostnqn, subnqn, cntlid, qid, cid, "{WORDS}");
+        }
+        None => tracing::warn!(target: PEER_CAUSED, %peer, qid, cid, "{WORDS}"),
+    }
+}
+
 /// Answers a command whose data has changed in its capsule.
 pub(super) fn on_capsule(
     resources: &mut Resources,
     connection: &mut Connection,
     capsule: &mut Capsule,
 ) {
+    tell(connection, capsule.sqe.cid.get());
     let status = Status::TRANSIENT_TRANSPORT_ERROR;
     let now_us = resources.now_us;
     let cqe = match connection.phase {

@@ -16,7 +16,7 @@ use capstan_transport::{
 use super::command::{Command, Holds, Responding, Work};
 use super::connection::Connection;
 use super::recv::land;
-use super::{Resources, admin, control, on_medium, respond, waiting};
+use super::{Resources, admin, control, corrupt, on_medium, respond, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
 /// Takes in a command of an I/O queue.
@@ -352,6 +352,10 @@ pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, 
         intact,
     } = pulled;
     let closing = connection.closing();
+    if !intact && let Command::Pulling { work, .. } = connection.command(slot) {
+        let cid = work.cid();
+        corrupt::tell(connection, cid);
+    }
     if let Command::Pulling { holds, aborted, .. } = connection.command(slot) {
         holds.take_back_buffer(sink);
         if !intact {
