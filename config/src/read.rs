@@ -211,6 +211,13 @@ impl Reader<'_> {
             let span = error.span().unwrap_or_default();
             let taken_out = take_out(table.get_mut(), "", &span);
             let mut words = in_our_words(error.message());
+            let key = (taken_out.as_deref()).and_then(|field| field.rsplit('.').next());
+            if let Some(key @ ("transports" | "allowed_hosts")) = key
+                && error.message().starts_with("invalid type: string")
+                && let Some(text) = self.text.get(span.clone())
+            {
+                words = format!("is a list; write {key} = [{text}]");
+            }
             if taken_out.as_deref() == Some("target.spin") && words.ends_with("a string") {
                 words.push_str(" with a unit, such as \"50us\"");
             }

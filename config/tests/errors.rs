@@ -126,6 +126,18 @@ fn an_unknown_word_names_the_nearest() {
 }
 
 #[test]
+fn a_text_in_place_of_a_list_says_how_the_list_is_written() {
+    let error = listener_error("address = \"127.0.0.1\"\ntransports = \"tcp\"");
+    assert_eq!(
+        error,
+        "line 3: listener[0].transports: is a list; write transports = [\"tcp\"]"
+    );
+    let error = subsystem_error("nqn = \"a\"\nallowed_hosts = \"nqn.2026-11.com.example:h\"");
+    let words = "allowed_hosts: is a list; write allowed_hosts = [\"nqn.2026-11.com.example:h\"]";
+    assert!(error.contains(words), "{error}");
+}
+
+#[test]
 fn a_value_of_the_wrong_type_says_what_it_should_be() {
     for (head, words) in [
         (
