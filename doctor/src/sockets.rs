@@ -26,7 +26,7 @@ impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Process { pid, name } => write!(f, "process {pid} ({name})"),
-            Self::Hidden => f.write_str("a process that only root sees"),
+            Self::Hidden => f.write_str("a process that is not seen from here (of another user or PID namespace, or the kernel)"),
         }
     }
 }
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(found("127.0.0.1:4420"), None);
         assert_eq!(
             Listener::Hidden.to_string(),
-            "a process that only root sees"
+            "a process that is not seen from here (of another user or PID namespace, or the kernel)"
         );
     }
 }

@@ -103,7 +103,7 @@ pub struct Source {
     )]
     pub lba: Option<LbaSize>,
     /// Address to listen at, or a name: then all its addresses that this machine has. The port is
-    /// 4420 when none is given.
+    /// 4420 when none is given. Required with --export.
     #[arg(
         long,
         value_name = "ADDR:PORT",

@@ -210,6 +210,11 @@ mod tests {
             assert_eq!(check.verdict, Verdict::Ok, "{check:?}");
         }
         assert!(find(&checks, "listen").seen.contains("lo, no RDMA device"));
+        let tcp = super::tests::config(
+            "",
+            "address = \"127.0.0.1\"\nport = 0\ntransports = [\"tcp\"]",
+        );
+        assert_eq!(find(&examined(&tcp, LIMITS), "listen").seen, "NVMe/TCP; lo");
         assert_eq!(
             find(&checks, "configuration").seen,
             "1 subsystem(s), 1 namespace(s)"

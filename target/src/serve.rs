@@ -113,7 +113,9 @@ pub fn serve(
     match end {
         End::Asked(_) => control.stopped_in_order(&noted, log),
         End::AskedEarly(_) => control.stopped_before_it_served(&noted),
-        End::ReactorEnded => bail!("a reactor ended, which nobody asked for; see the log above"),
+        End::ReactorEnded => {
+            bail!("a reactor ended before the target was asked to end; see the log above")
+        }
     }
     tracing::info!("stopped");
     Ok(())
@@ -482,7 +484,8 @@ fn listen(
             .listen(fabric_of(*kind), listener.address, port, transports.rdma)
             .map_err(|error| cannot_listen(listener.address, error))?;
         if transports.rdma {
-            tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
+            let provider = kind.name();
+            tracing::info!(address = %bound, provider, "listening for NVMe/RDMA by {provider} ({why})");
         }
         control.with(|target| target.set_port_address(port, bound))?;
         addresses.push(bound);

@@ -174,7 +174,7 @@ fn a_file_that_has_lost_one_of_two_names_is_found_by_the_other() {
     fs::remove_file(&path).unwrap();
     let line = daemon.wait_for_log_after(0, &["ERROR", utf8(&path), "its name there was removed"]);
     assert!(line.contains("the file has 1 other name (find "), "{line}");
-    for wrong in ["gone", "nobody finds", "(deleted)"] {
+    for wrong in ["gone", "cannot be found any more", "(deleted)"] {
         assert!(!line.contains(wrong), "{wrong}: {line}");
     }
     let refusal = place.refusal();

@@ -105,7 +105,12 @@ impl<'a> Listen<'a> {
             None => String::new(),
         };
         let place = capstan_doctor::address(self.machine, address.ip());
-        let seen = format!("{begin}{}; {}", place.seen, self.tcp_words());
+        let tcp = self.tcp_words();
+        let seen = match self.listener.transports.rdma {
+            true => format!("{begin}{}; {tcp}", place.seen),
+            // Which RDMA devices there are, or none, is nothing to it.
+            false => format!("{tcp}; {}", place.seen.trim_end_matches(", no RDMA device")),
+        };
         if place.verdict != Verdict::Ok {
             return Check {
                 name,

@@ -89,8 +89,9 @@ impl Watched {
                         kept.display()
                     )
                 };
-                let what =
-                    format!("{goes_on}, which nobody finds any more when process {pid} ends");
+                let what = format!(
+                    "{goes_on}, which cannot be found any more once process {pid} has ended"
+                );
                 (what, next)
             }
             Place::Gone(_) => (

@@ -132,7 +132,7 @@ target_doctor() {
     local listener
     listener=$(diagnosis target "listen $TARGET_ADDRESS:4420")
     case ${LISTENER_OPTIONS:-} in
-        *'["tcp"]'*) matches "the listener" "$listener" "; NVMe/TCP" ;;
+        *'["tcp"]'*) matches "the listener" "$listener" "NVMe/TCP; " ;;
         *) matches "the listener" "$listener" ": $TARGET_PROVIDER: .*; NVMe/TCP at the (same|next) port" ;;
     esac
     [ "$TARGET_PROVIDER" = iwarp ] || matches "limits of devices" "$(grep ' limits ' target)" '^(ok|warning) .* QPs of [0-9]+ WRs'
