@@ -22,12 +22,13 @@ use crate::driver_thread;
 use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::front_end::FrontEnd;
 use crate::host::{
-    CommandData, CommandReply, ControllerInfo, Counters, Discovery, Held, NamespaceInfo, Status,
+    AssociationStatus, CommandData, CommandReply, ControllerInfo, Counters, Discovery, Held,
+    NamespaceInfo,
 };
-use crate::ladder::Taken;
 use crate::oneshot::{Answer, Promise, block_on, oneshot};
 use crate::options::Options;
 use crate::race;
+use crate::transports::TakenTransport;
 use crate::volume::Volume;
 
 /// Messages that wait for the driver at once.
@@ -73,9 +74,9 @@ pub(crate) enum IoData {
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Where it is.
-    pub status: Status,
+    pub status: AssociationStatus,
     /// The transport, where the options had [`Transport::Auto`](crate::Transport::Auto).
-    pub taken: Option<Taken>,
+    pub taken: Option<TakenTransport>,
     /// Writes that wait until an old controller is known to be gone.
     pub held: Option<Held>,
     /// What a person has to know of each namespace that a front end serves, with what to do.
@@ -233,7 +234,7 @@ impl Controller {
     pub async fn snapshot(&self) -> Snapshot {
         let answer = self.ask(Message::Status).await;
         answer.unwrap_or_else(|| Snapshot {
-            status: Status::Closed,
+            status: AssociationStatus::Closed,
             taken: None,
             held: None,
             attention: Vec::new(),
@@ -265,7 +266,7 @@ impl Controller {
         let snapshot = self.snapshot().await;
         let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
             return Err(match snapshot.status {
-                Status::Closed => IoError::Closed,
+                AssociationStatus::Closed => IoError::Closed,
                 _ => IoError::no_namespace(&self.shared.subnqn, nsid, &snapshot.namespaces),
             });
         };

@@ -16,12 +16,12 @@ use capstan_transport::host::{HostTransport, WindowsClosed};
 use crate::driver::{AssociationConfig, AssociationEngine, Completion, Io, Refused, Source};
 use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::host::{
-    CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event, HostConfig,
-    NamespaceInfo, Status,
+    AssociationStatus, CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event,
+    HostConfig, NamespaceInfo,
 };
-use crate::ladder::Taken;
 use crate::options::{Options, Transport};
 use crate::race;
+use crate::transports::TakenTransport;
 
 /// One association on the calling thread. It works only while it is called: between calls
 /// nothing is sent, received or kept alive.
@@ -114,7 +114,7 @@ impl DirectQueue {
 
     /// Where the association is.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> AssociationStatus {
         self.engine.status(Clock.now_us())
     }
 
@@ -132,7 +132,7 @@ impl DirectQueue {
 
     /// The transport, where the options had [`Transport::Auto`](crate::Transport::Auto).
     #[must_use]
-    pub fn taken(&self) -> Option<&Taken> {
+    pub fn taken(&self) -> Option<&TakenTransport> {
         self.engine.taken()
     }
 
@@ -357,7 +357,10 @@ impl DirectQueue {
 }
 
 fn is_over(engine: &AssociationEngine) -> bool {
-    matches!(engine.status(0), Status::Closed | Status::Failed(_))
+    matches!(
+        engine.status(0),
+        AssociationStatus::Closed | AssociationStatus::Failed(_)
+    )
 }
 
 /// Turns an engine until something is found.

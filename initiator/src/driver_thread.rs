@@ -12,7 +12,7 @@ use crate::controller::{IoData, Message, RoomWaiters, Snapshot};
 use crate::driver::{AssociationEngine, Completion, Io, Refused, Source, SubmitError};
 use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::front_end::{FrontEnd, QueueHandle};
-use crate::host::{CommandReply, Event, Status};
+use crate::host::{AssociationStatus, CommandReply, Event};
 use crate::oneshot::Promise;
 
 /// Messages taken in one turn.
@@ -441,7 +441,10 @@ impl Driver {
                 None => {}
             },
         }
-        let over = matches!(self.engine.status(0), Status::Closed | Status::Failed(_));
+        let over = matches!(
+            self.engine.status(0),
+            AssociationStatus::Closed | AssociationStatus::Failed(_)
+        );
         self.over |= over;
     }
 }

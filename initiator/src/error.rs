@@ -11,7 +11,7 @@ use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
 use crate::host::{Held, NamespaceInfo};
-use crate::ladder::tried_for;
+use crate::transports::tried_for;
 use crate::words::Count;
 
 /// An option has a value it cannot have.
@@ -61,13 +61,13 @@ pub enum ConnectError {
     },
     /// No transport leads to a controller.
     #[error("{name} is reached over no transport{}: {failures}", tried_for(*.tried_ms))]
-    Ladder {
+    Transports {
         /// The name or address.
         name: String,
         /// How long they were tried, all of them together.
         tried_ms: u64,
         /// Why, of each.
-        failures: RungFailures,
+        failures: TransportFailures,
     },
     /// The connection could not be made.
     #[error("queue {qid}: {source}")]
@@ -206,9 +206,9 @@ impl fmt::Display for Failures {
 
 /// What is wrong with each of several transports, by their names.
 #[derive(Clone, Debug)]
-pub struct RungFailures(pub Arc<[(String, Arc<ConnectError>)]>);
+pub struct TransportFailures(pub Arc<[(String, Arc<ConnectError>)]>);
 
-impl RungFailures {
+impl TransportFailures {
     pub(crate) fn joined(failures: &[(String, Arc<ConnectError>)]) -> String {
         let each = failures.iter();
         let texts: Vec<_> = each
@@ -218,7 +218,7 @@ impl RungFailures {
     }
 }
 
-impl fmt::Display for RungFailures {
+impl fmt::Display for TransportFailures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&Self::joined(&self.0))
     }

@@ -8,7 +8,7 @@ use capstan_reactor::Armed;
 
 use crate::allocation::{Allocated, Asked};
 use crate::driver::{AssociationEngine, Completion, Io, Refused, Source};
-use crate::host::{NamespaceInfo, Status};
+use crate::host::{AssociationStatus, NamespaceInfo};
 
 /// A source of I/O on the driver's thread.
 ///
@@ -96,7 +96,7 @@ impl QueueHandle<'_> {
 
     /// Where the association is.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> AssociationStatus {
         self.engine.status(self.now_us)
     }
 

@@ -78,7 +78,6 @@ pub mod front_ends;
 mod health;
 mod host;
 pub mod identity;
-mod ladder;
 mod limits;
 mod oneshot;
 pub mod options;
@@ -87,12 +86,13 @@ mod race;
 #[cfg(test)]
 mod scripted;
 mod shortage;
+mod transports;
 mod variables;
 mod volume;
 mod words;
 
 pub use capstan_nvme_proto::nqn::{HostId, Nqn};
-pub use capstan_rdma::Preference;
+pub use capstan_rdma::ProviderPreference;
 pub use capstan_reactor::Armed;
 pub use capstan_transport::host::WindowsClosed;
 pub use controller::{Controller, Snapshot};
@@ -101,11 +101,11 @@ pub use driver::{Completion, Io, Op, Refused, SubmitError};
 pub use error::{CommandError, ConnectError, IoError, Losses, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
 pub use host::{
-    CommandData, CommandReply, ControllerInfo, Counters, Discovery, DiscoveryError, Held,
-    NamespaceInfo, QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, Status, Unusable,
+    AssociationStatus, CommandData, CommandReply, ControllerInfo, Counters, Discovery,
+    DiscoveryError, Held, NamespaceInfo, QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, Unusable,
 };
-pub use ladder::Taken;
 pub use options::{Options, ReplayWrites, Transport};
+pub use transports::TakenTransport;
 pub use volume::{BlockingVolume, Volume};
 
 /// What `capstan`, the tests and the fuzz targets have of this crate beside its interface. It
@@ -181,7 +181,7 @@ pub mod internals {
     }
     pub mod host {
         pub use crate::host::{
-            Action, CommandData, Discovery, Host, HostConfig, SlotIndex, Status,
+            Action, AssociationStatus, CommandData, Discovery, Host, HostConfig, SlotIndex,
         };
     }
     pub mod identity {

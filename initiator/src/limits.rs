@@ -3,7 +3,7 @@
 /// How long each step of connecting may take over one transport where the next is tried after it,
 /// in milliseconds: a SYN that is lost twice is sent again after one second and after three, and a
 /// person waits three times that at most.
-pub(crate) const RUNG_MS: u64 = 3_500;
+pub(crate) const TRANSPORT_ATTEMPT_MS: u64 = 3_500;
 /// What is assumed of a controller that does not tell its Command Quiesce Time, in milliseconds:
 /// the time after which Linux gives up a request to an NVMe or SCSI disk (`nvme_core.io_timeout`,
 /// `SD_TIMEOUT`: 30 s), which is what such targets have for a medium. A medium that may hang for

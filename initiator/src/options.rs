@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use capstan_nvme_proto::nqn::{HostId, Nqn};
-use capstan_rdma::Preference;
+use capstan_rdma::ProviderPreference;
 
 use crate::address::check_traddr;
 use crate::error::OptionsError;
@@ -94,7 +94,7 @@ pub struct Options {
     /// What carries the queues.
     pub transport: Transport,
     /// RDMA provider.
-    pub provider: Preference,
+    pub provider: ProviderPreference,
     /// CRC32C of the headers of NVMe/TCP, where the target has it.
     pub header_digest: bool,
     /// CRC32C of the data of NVMe/TCP, where the target has it.
@@ -130,7 +130,7 @@ impl Options {
             io_timeout: Duration::from_secs(30),
             replay_writes: ReplayWrites::default(),
             transport: Transport::default(),
-            provider: Preference::Auto,
+            provider: ProviderPreference::Auto,
             header_digest: false,
             data_digest: false,
             disable_sq_flow_control: false,

@@ -12,10 +12,10 @@ use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 use crate::direct;
 use crate::driver::AssociationEngine;
 use crate::error::{ConnectError, Failures};
-use crate::host::Status;
-use crate::ladder;
+use crate::host::AssociationStatus;
 use crate::options::{Options, Transport};
 use crate::provider;
+use crate::transports;
 
 /// How long an address is waited for before the next one is tried beside it, in microseconds: the
 /// Connection Attempt Delay of RFC 8305, section 5.
@@ -31,7 +31,7 @@ pub(crate) fn start(
     addresses: &[SocketAddr],
 ) -> Result<AssociationEngine, ConnectError> {
     if options.transport == Transport::Auto {
-        return ladder::climb(options, addresses);
+        return transports::connect(options, addresses);
     }
     if let [only] = addresses {
         return begin(options, *only, false);
@@ -147,12 +147,12 @@ impl Turn for Race<'_> {
         for (address, mut engine) in std::mem::take(&mut self.attempts) {
             busy |= engine.turn(now_us);
             match engine.status(now_us) {
-                Status::Live if self.winner.is_none() => {
+                AssociationStatus::Live if self.winner.is_none() => {
                     engine.set_other_addresses(self.others(address));
                     self.winner = Some(engine);
                 }
-                Status::Failed(error) => self.fail(address, error),
-                Status::Closed => self.fail(address, Arc::new(ConnectError::Closed)),
+                AssociationStatus::Failed(error) => self.fail(address, error),
+                AssociationStatus::Closed => self.fail(address, Arc::new(ConnectError::Closed)),
                 _ => self.attempts.push((address, engine)),
             }
         }
@@ -217,7 +217,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use capstan_nvme_proto::nqn::{HostId, Nqn};
-    use capstan_rdma::Preference;
+    use capstan_rdma::ProviderPreference;
 
     use super::{in_turn, start};
     use crate::error::ConnectError;
@@ -244,7 +244,7 @@ mod tests {
     fn options() -> Options {
         let nqn = |name| Nqn::new(name).unwrap();
         let mut options = Options::discovery("two.test", nqn("nqn.h"), HostId([1; 16]));
-        options.provider = Preference::Iwarp;
+        options.provider = ProviderPreference::Iwarp;
         options.connect_timeout = Duration::from_millis(600);
         options
     }

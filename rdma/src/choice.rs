@@ -9,9 +9,9 @@ use crate::iwarp::OtherStreams;
 #[cfg(feature = "verbs")]
 use crate::verbs;
 
-/// What the user asked for.
+/// Which RDMA provider is asked for, of a listener or a connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Preference {
+pub enum ProviderPreference {
     /// Verbs where an RDMA device has or reaches the address, iwarp otherwise.
     #[default]
     Auto,
@@ -90,8 +90,11 @@ pub struct ChoiceError {
 ///
 /// # Errors
 /// [`ChoiceError`] when `verbs` was asked for and cannot be had.
-pub fn choose(preference: Preference, addr: IpAddr) -> Result<(ProviderKind, String), ChoiceError> {
-    if preference == Preference::Iwarp {
+pub fn choose(
+    preference: ProviderPreference,
+    addr: IpAddr,
+) -> Result<(ProviderKind, String), ChoiceError> {
+    if preference == ProviderPreference::Iwarp {
         return Ok((ProviderKind::Iwarp, "asked for".to_owned()));
     }
     match (device_for(addr), preference) {
@@ -101,7 +104,7 @@ pub fn choose(preference: Preference, addr: IpAddr) -> Result<(ProviderKind, Str
                 name,
                 unsafe_data: true,
             }),
-            Preference::Verbs,
+            ProviderPreference::Verbs,
         ) => Ok((
             ProviderKind::Verbs,
             format!("asked for; WARNING: {name} is siw, {SIW}"),
@@ -120,7 +123,7 @@ pub fn choose(preference: Preference, addr: IpAddr) -> Result<(ProviderKind, Str
             ProviderKind::Verbs,
             format!("RDMA device {name} has or reaches {addr}"),
         )),
-        (Err(why), Preference::Verbs) => Err(ChoiceError { addr, why }),
+        (Err(why), ProviderPreference::Verbs) => Err(ChoiceError { addr, why }),
         (Err(why), _) => Ok((ProviderKind::Iwarp, why)),
     }
 }
@@ -152,16 +155,18 @@ fn device_for(_addr: IpAddr) -> Result<Found, String> {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use super::{Preference, ProviderKind, choose};
+    use super::{ProviderKind, ProviderPreference, choose};
 
     /// No RDMA device has this address, on any machine.
     const ADDR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     #[test]
     fn auto_says_why_and_verbs_says_what_to_do() {
-        let (kind, why) = choose(Preference::Auto, ADDR).unwrap();
+        let (kind, why) = choose(ProviderPreference::Auto, ADDR).unwrap();
         assert_eq!((kind, why.is_empty()), (ProviderKind::Iwarp, false));
-        let error = choose(Preference::Verbs, ADDR).unwrap_err().to_string();
+        let error = choose(ProviderPreference::Verbs, ADDR)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("127.0.0.1") && error.contains("--provider iwarp"),
             "{error}"

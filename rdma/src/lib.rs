@@ -27,7 +27,7 @@ mod strangers;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-pub use choice::{Beside, ChoiceError, Preference, ProviderKind, choose};
+pub use choice::{Beside, ChoiceError, ProviderKind, ProviderPreference, choose};
 pub use device_limits::{DeviceLimits, device_limits};
 pub use pair::Pair;
 pub use strangers::{Source, Strangers};

@@ -2,7 +2,7 @@
 //! refuses is refused by the others.
 
 use capstan_config::{Config, Listener, ProviderChoice};
-use capstan_rdma::{ChoiceError, Preference, ProviderKind};
+use capstan_rdma::{ChoiceError, ProviderPreference, ProviderKind};
 
 /// The provider of a listener.
 pub(crate) struct Chosen {
@@ -53,10 +53,10 @@ fn in_words(listener: &Listener, error: &ChoiceError) -> String {
     format!("listen {}: {error}", listener.address)
 }
 
-fn preference(choice: ProviderChoice) -> Preference {
+fn preference(choice: ProviderChoice) -> ProviderPreference {
     match choice {
-        ProviderChoice::Auto => Preference::Auto,
-        ProviderChoice::Verbs => Preference::Verbs,
-        ProviderChoice::Iwarp => Preference::Iwarp,
+        ProviderChoice::Auto => ProviderPreference::Auto,
+        ProviderChoice::Verbs => ProviderPreference::Verbs,
+        ProviderChoice::Iwarp => ProviderPreference::Iwarp,
     }
 }

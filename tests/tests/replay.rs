@@ -6,9 +6,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_initiator::Status;
+use capstan_initiator::AssociationStatus;
 use capstan_initiator::options::{ReplayWrites, Transport};
-use capstan_initiator::{BlockingVolume, Controller, Options, Preference};
+use capstan_initiator::{BlockingVolume, Controller, Options, ProviderPreference};
 use capstan_storage::Gate;
 use capstan_tests::disks::{Thin, own_mounts, waits_for_disk};
 use capstan_tests::host::options;
@@ -39,7 +39,7 @@ fn connect_by(
 ) -> (Controller, BlockingVolume) {
     let options = Options {
         transport,
-        provider: Preference::Iwarp,
+        provider: ProviderPreference::Iwarp,
         keep_alive_tmo: Duration::from_secs(120),
         io_timeout: Duration::from_millis(500),
         replay_writes,
@@ -179,7 +179,7 @@ fn immediate_replay_lets_an_old_copy_land_last() {
 
 fn connects_again(controller: &Controller) -> bool {
     let status = controller.snapshot_blocking().status;
-    matches!(status, Status::Connecting { attempt: 1.., .. })
+    matches!(status, AssociationStatus::Connecting { attempt: 1.., .. })
 }
 
 /// The disk keeps a write for longer than its host waits for an answer. The host issues it again,
@@ -254,14 +254,18 @@ fn root_a_write_that_a_stopped_target_had_not_read_does_not_undo_a_later_one() {
             volume.flush().expect("the flush ends well");
         });
         wait_until("the host has given up", || {
-            controller.snapshot_blocking().status != Status::Live
+            controller.snapshot_blocking().status != AssociationStatus::Live
         });
         signal(daemon.pid(), Signal::SIGCONT);
         wait_until("the disk has the write", || waits_for_disk(daemon.pid()));
         let start = Instant::now();
         while start.elapsed() < LOOKS {
             let status = controller.snapshot_blocking().status;
-            assert_ne!(status, Status::Live, "before the old copy has landed");
+            assert_ne!(
+                status,
+                AssociationStatus::Live,
+                "before the old copy has landed"
+            );
             thread::sleep(Duration::from_millis(1));
         }
         assert!(!writes.is_finished());

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use capstan_initiator::Status;
+use capstan_initiator::AssociationStatus;
 use capstan_initiator::{Controller, Transport};
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::identify::{Cns, IdentifyController, SglSupport};
@@ -218,16 +218,16 @@ fn the_first_is_told_with_why_and_a_digest_asks_for_tcp() {
 fn each_transport_that_was_tried_is_named() {
     let at = own_address();
     let error = complaint(&capstan(at, &["id-ctrl", "-n", SUBNQN]));
-    for rung in ["RDMA (iwarp): queue 0: ", "NVMe/TCP: queue 0: "] {
-        assert_eq!(error.matches(rung).count(), 1, "{error}");
+    for transport in ["RDMA (iwarp): queue 0: ", "NVMe/TCP: queue 0: "] {
+        assert_eq!(error.matches(transport).count(), 1, "{error}");
     }
     // A port that takes connections and says nothing.
     let mute = TcpListener::bind(at).expect("the port is free");
     let began = Instant::now();
     let error = complaint(&capstan(at, &["id-ctrl", "-n", SUBNQN]));
     assert!(began.elapsed() < Duration::from_secs(12), "{error}");
-    for rung in ["RDMA (iwarp): queue 0: ", "NVMe/TCP: queue 0: "] {
-        assert_eq!(error.matches(rung).count(), 1, "{error}");
+    for transport in ["RDMA (iwarp): queue 0: ", "NVMe/TCP: queue 0: "] {
+        assert_eq!(error.matches(transport).count(), 1, "{error}");
     }
     drop(mute);
 }
@@ -302,7 +302,7 @@ fn a_reconnect_stays_with_the_transport_that_was_taken() {
     let target = library_target(at, "[\"rdma\", \"tcp\"]");
     wait_until("it has reconnected", || {
         let snapshot = controller.snapshot_blocking();
-        snapshot.counters.losses > 0 && matches!(snapshot.status, Status::Live)
+        snapshot.counters.losses > 0 && matches!(snapshot.status, AssociationStatus::Live)
     });
     assert!(is_over_tcp(&controller), "it has turned to RDMA");
     controller.close().into_result().expect("nothing is lost");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::identity::{Identity, IdentityError};
 use capstan_initiator::options::NR_IO_QUEUES_MAX;
-use capstan_initiator::{DirectQueue, Options, Preference, ReplayWrites, Taken};
+use capstan_initiator::{DirectQueue, Options, ProviderPreference, ReplayWrites, TakenTransport};
 use capstan_initiator::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
@@ -168,7 +168,7 @@ impl ConnectArgs {
 
     /// The same, with the transport that the discovery service was reached over where it was to be
     /// found. The subsystem is reached over that, too.
-    pub(crate) fn options_and_taken(&self) -> Result<(Options, Option<Taken>)> {
+    pub(crate) fn options_and_taken(&self) -> Result<(Options, Option<TakenTransport>)> {
         let identity = self.identity()?;
         let (subnqn, taken) = match &self.nqn {
             Some(nqn) => {
@@ -194,9 +194,9 @@ impl ConnectArgs {
             capstan_initiator::Transport::Tcp => Transport::Tcp,
         };
         let provider = match options.provider {
-            Preference::Auto => Provider::Auto,
-            Preference::Verbs => Provider::Verbs,
-            Preference::Iwarp => Provider::Iwarp,
+            ProviderPreference::Auto => Provider::Auto,
+            ProviderPreference::Verbs => Provider::Verbs,
+            ProviderPreference::Iwarp => Provider::Iwarp,
         };
         Self {
             transport,
@@ -248,11 +248,11 @@ impl ConnectArgs {
         })
     }
 
-    pub(crate) fn preference(&self) -> Preference {
+    pub(crate) fn preference(&self) -> ProviderPreference {
         match self.provider {
-            Provider::Auto => Preference::Auto,
-            Provider::Verbs => Preference::Verbs,
-            Provider::Iwarp => Preference::Iwarp,
+            Provider::Auto => ProviderPreference::Auto,
+            Provider::Verbs => ProviderPreference::Verbs,
+            Provider::Iwarp => ProviderPreference::Iwarp,
         }
     }
 
@@ -291,7 +291,7 @@ impl ConnectArgs {
 
     /// The only NVM subsystem the discovery service at the address offers over the transport that
     /// it was reached over, with that where it was to be found.
-    fn only_subsystem(&self, identity: &Identity) -> Result<(Nqn, Option<Taken>)> {
+    fn only_subsystem(&self, identity: &Identity) -> Result<(Nqn, Option<TakenTransport>)> {
         let at = format!("{} port {}", self.traddr, self.trsvcid);
         let options = self.discovery_options(identity);
         let mut queue = DirectQueue::connect(&options)
@@ -299,7 +299,9 @@ impl ConnectArgs {
         let taken = queue.taken().cloned();
         let (_, entries) = queue.discover()?;
         queue.close();
-        let transport = taken.as_ref().map_or(options.transport, Taken::transport);
+        let transport = taken
+            .as_ref()
+            .map_or(options.transport, TakenTransport::transport);
         let trtype = match transport {
             capstan_initiator::Transport::Tcp => TransportType::TCP,
             _ => TransportType::RDMA,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::Status;
+use capstan_initiator::AssociationStatus;
 use capstan_initiator::front_ends::Geometry;
 use capstan_initiator::front_ends::nbd::{self, NbdFrontEnd, NbdSocket, STRING_BYTES_MAX};
 use capstan_initiator::internals::disk::loop_process::{self, LoopRequest};
@@ -146,8 +146,8 @@ impl ServeNbd {
 fn wait_for_the_end(controller: &Controller, interrupts: &Interrupts) -> Result<()> {
     while interrupts.wait(STATUS_CHECK)?.is_none() {
         match controller.snapshot_blocking().status {
-            Status::Failed(cause) => return Err((*cause).clone().into()),
-            Status::Closed => bail!("the association was closed"),
+            AssociationStatus::Failed(cause) => return Err((*cause).clone().into()),
+            AssociationStatus::Closed => bail!("the association was closed"),
             _ => {}
         }
     }

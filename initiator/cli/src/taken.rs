@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use capstan_initiator::{ConnectError, DirectQueue, Options, Taken, Transport};
+use capstan_initiator::{ConnectError, DirectQueue, Options, TakenTransport, Transport};
 
 use super::output;
 
@@ -27,7 +27,7 @@ pub(crate) fn reach(options: &Options) -> Result<DirectQueue, ConnectError> {
 }
 
 /// Says on stderr what transport was taken, and why.
-pub(crate) fn say_taken(options: &Options, taken: &Taken) {
+pub(crate) fn say_taken(options: &Options, taken: &TakenTransport) {
     // With -v the log has said it.
     if !tracing::enabled!(tracing::Level::INFO) {
         output::note_for_people(&taken.in_words(&options.traddr, options.trsvcid));
@@ -37,7 +37,7 @@ pub(crate) fn say_taken(options: &Options, taken: &Taken) {
 /// The transport that several associations with one target have in common: the first of them finds
 /// it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SharedTransport(Arc<Mutex<Option<Taken>>>);
+pub(crate) struct SharedTransport(Arc<Mutex<Option<TakenTransport>>>);
 
 impl SharedTransport {
     /// Connects.

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::internals::disk::serving::{COMMAND, FOLDER_OPTION};
 use capstan_initiator::internals::words::Word;
-use capstan_initiator::{Options, Taken};
+use capstan_initiator::{Options, TakenTransport};
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use nix::sys::signal::{Signal, kill};
@@ -85,7 +85,7 @@ impl VolumeArgs {
 
     /// The same, with the transport that the discovery service was reached over where it was to be
     /// found.
-    pub(super) fn options_and_taken(&self) -> Result<(Options, Option<Taken>)> {
+    pub(super) fn options_and_taken(&self) -> Result<(Options, Option<TakenTransport>)> {
         let (options, taken) = self.connect.options_and_taken()?;
         Ok((self.replay.apply(options), taken))
     }
@@ -96,7 +96,7 @@ impl VolumeArgs {
         let name = |value: Option<PossibleValue>| {
             value.map_or_else(String::new, |value| value.get_name().to_owned())
         };
-        // Taken apart without a rest: what is not passed on here does not compile.
+        // TakenTransport apart without a rest: what is not passed on here does not compile.
         let Self {
             connect,
             replay: ReplayArgs { replay_writes },

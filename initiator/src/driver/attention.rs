@@ -7,7 +7,7 @@ use super::io::Op;
 use super::request::Piece;
 use super::troubles::{Kind, Trouble};
 use crate::error::{Losses, next_step};
-use crate::host::Status as HostStatus;
+use crate::host::AssociationStatus;
 use crate::words::Count;
 
 /// What to do about writes that may be lost.
@@ -42,7 +42,7 @@ impl AssociationEngine {
     /// What is wrong with a namespace though its controller may be live, with what to do; `None`
     /// when nothing is.
     pub(crate) fn attention(&self, nsid: u32, now_us: u64) -> Option<String> {
-        let failed = matches!(self.status(now_us), HostStatus::Failed(_)).then(|| {
+        let failed = matches!(self.status(now_us), AssociationStatus::Failed(_)).then(|| {
             format!(
                 "all I/O to namespace {nsid} fails, as the association has failed: unmount the volume with \
                  `capstan umount`, or detach it where it is not mounted, then mount or attach it anew"
@@ -130,7 +130,10 @@ impl AssociationEngine {
                  when it was shut down (CSTS.CFS); {LOST}"
             ));
         }
-        let over = matches!(self.status(0), HostStatus::Closed | HostStatus::Failed(_));
+        let over = matches!(
+            self.status(0),
+            AssociationStatus::Closed | AssociationStatus::Failed(_)
+        );
         if !over || !self.unflushed.is_dirty(nsid) {
             return None;
         }

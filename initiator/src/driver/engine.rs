@@ -25,10 +25,10 @@ use super::request::{Piece, Requests};
 use super::troubles::Troubles;
 use super::unflushed::Unflushed;
 use crate::error::{ConnectError, IoError};
-use crate::host::{Event, Held, Host, HostConfig, NamespaceInfo, SlotIndex, Status};
-use crate::ladder::Taken;
+use crate::host::{AssociationStatus, Event, Held, Host, HostConfig, NamespaceInfo, SlotIndex};
 use crate::limits::RESET_DRAIN_US;
 use crate::options::TRANSFER_BYTES_MAX;
+use crate::transports::TakenTransport;
 
 /// Turns between two looks at the connections and at the clock's deadlines while the
 /// association is live: there are many in a millisecond, or a sleep between them.
@@ -99,7 +99,7 @@ pub(crate) struct AssociationEngine {
     /// Of the same target, which the wire reaches as well: those that have failed longest first.
     pub(super) other_addresses: VecDeque<SocketAddr>,
     /// The transport, where it was to be found.
-    taken: Option<Taken>,
+    taken: Option<TakenTransport>,
     pub(super) host: Host,
     pub(super) config: AssociationConfig,
     /// Actions of the host that wait for memory.
@@ -211,7 +211,7 @@ impl AssociationEngine {
 
     /// The transport was to be found, and this one was; from now on each step of a connection may
     /// take `connect_timeout`.
-    pub(crate) fn set_taken(&mut self, taken: Taken, connect_timeout: Duration) {
+    pub(crate) fn set_taken(&mut self, taken: TakenTransport, connect_timeout: Duration) {
         let timeout_us = u64::try_from(connect_timeout.as_micros()).unwrap_or(u64::MAX);
         self.config.host.connect_timeout_us = timeout_us;
         self.host.set_connect_timeout_us(timeout_us);
@@ -219,7 +219,7 @@ impl AssociationEngine {
     }
 
     /// The transport, where it was to be found.
-    pub(crate) fn taken(&self) -> Option<&Taken> {
+    pub(crate) fn taken(&self) -> Option<&TakenTransport> {
         self.taken.as_ref()
     }
 
@@ -271,9 +271,9 @@ impl AssociationEngine {
     }
 
     /// The association's state, for people and for `list`.
-    pub(crate) fn status(&self, now_us: u64) -> Status {
+    pub(crate) fn status(&self, now_us: u64) -> AssociationStatus {
         match self.reset_until_us {
-            Some(_) => Status::Resetting,
+            Some(_) => AssociationStatus::Resetting,
             None => self.host.status(now_us),
         }
     }
@@ -399,12 +399,12 @@ impl AssociationEngine {
     /// Refuses I/O once the association is over.
     fn check_alive(&self) -> Result<(), IoError> {
         match self.status(0) {
-            Status::Failed(cause) => Err(IoError::ControllerLost(cause)),
-            Status::Closed | Status::ShuttingDown => Err(IoError::Closed),
-            Status::Connecting { .. }
-            | Status::Live
-            | Status::Waiting { .. }
-            | Status::Resetting => Ok(()),
+            AssociationStatus::Failed(cause) => Err(IoError::ControllerLost(cause)),
+            AssociationStatus::Closed | AssociationStatus::ShuttingDown => Err(IoError::Closed),
+            AssociationStatus::Connecting { .. }
+            | AssociationStatus::Live
+            | AssociationStatus::Waiting { .. }
+            | AssociationStatus::Resetting => Ok(()),
         }
     }
 

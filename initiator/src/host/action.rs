@@ -177,7 +177,7 @@ impl Step {
 
 /// Where an association is in its life; `Display` is for people.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Status {
+pub enum AssociationStatus {
     /// Being set up.
     Connecting {
         /// The step.
@@ -210,7 +210,7 @@ pub enum Status {
     Failed(Arc<ConnectError>),
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for AssociationStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connecting {

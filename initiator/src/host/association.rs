@@ -8,7 +8,7 @@ use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::rdma_cm::CmAccept;
 use capstan_rdma::contract::RejectReason;
 
-use super::action::{Action, Event, Status, Step};
+use super::action::{Action, AssociationStatus, Event, Step};
 use super::backoff::Backoff;
 use super::command::{AdminCommands, Waiting};
 use super::fencing::Fence;
@@ -214,15 +214,15 @@ impl Host {
 
     /// Where the association is.
     #[must_use]
-    pub fn status(&self, now_us: u64) -> Status {
+    pub fn status(&self, now_us: u64) -> AssociationStatus {
         match &self.state {
-            State::Connecting { step, .. } => Status::Connecting {
+            State::Connecting { step, .. } => AssociationStatus::Connecting {
                 step: *step,
                 attempt: self.backoff.attempts(),
                 cause: self.loss.as_ref().map(|loss| Arc::clone(&loss.cause)),
             },
-            State::Live { .. } => Status::Live,
-            State::Waiting { until_us } => Status::Waiting {
+            State::Live { .. } => AssociationStatus::Live,
+            State::Waiting { until_us } => AssociationStatus::Waiting {
                 attempt: self.backoff.attempts(),
                 next_in_ms: until_us.saturating_sub(now_us) / 1000,
                 fails_in_ms: self
@@ -233,10 +233,10 @@ impl Host {
                     .as_ref()
                     .map_or_else(|| Arc::new(ConnectError::Closed), |l| Arc::clone(&l.cause)),
             },
-            State::Resetting { .. } => Status::Resetting,
-            State::ShuttingDown { .. } => Status::ShuttingDown,
-            State::Closed => Status::Closed,
-            State::Failed(cause) => Status::Failed(Arc::clone(cause)),
+            State::Resetting { .. } => AssociationStatus::Resetting,
+            State::ShuttingDown { .. } => AssociationStatus::ShuttingDown,
+            State::Closed => AssociationStatus::Closed,
+            State::Failed(cause) => AssociationStatus::Failed(Arc::clone(cause)),
         }
     }
 

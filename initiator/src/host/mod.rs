@@ -33,7 +33,7 @@ mod words;
 mod tests;
 
 pub(crate) use action::Event;
-pub use action::{Action, CommandData, CommandReply, Status};
+pub use action::{Action, AssociationStatus, CommandData, CommandReply};
 pub(crate) use association::ADMIN_QUEUE_ENTRIES;
 pub use association::{Counters, Host, HostConfig};
 pub use discovery::{Discovery, DiscoveryError};

@@ -15,7 +15,7 @@ use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::RejectReason;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::action::{Action, CommandData, Event, Status as HostStatus, Step};
+use super::action::{Action, AssociationStatus, CommandData, Event, Step};
 use super::association::{Host, HostConfig};
 use super::queue::SlotIndex;
 use crate::error::{CommandError, ConnectError};
@@ -324,7 +324,7 @@ fn reconnects_with_growing_waits_and_comes_back() {
         .host
         .handle_disconnected(1, "by the peer".to_owned(), script.now_us);
     script.settle();
-    let HostStatus::Waiting {
+    let AssociationStatus::Waiting {
         attempt,
         next_in_ms,
         fails_in_ms,
@@ -353,7 +353,7 @@ fn a_young_outage_is_looked_at_often() {
     let mut script = live();
     let mut waits_ms = Vec::new();
     let mut look = |script: &Script| {
-        if let HostStatus::Waiting { next_in_ms, .. } = script.host.status(script.now_us) {
+        if let AssociationStatus::Waiting { next_in_ms, .. } = script.host.status(script.now_us) {
             waits_ms.push(next_in_ms);
         }
     };
@@ -491,7 +491,7 @@ fn a_reset_of_a_controller_that_does_not_answer_gives_it_up() {
     let mut script = live();
     script.host.reset(0);
     while script.host.poll_action().is_some() {}
-    assert_eq!(script.host.status(0), HostStatus::Resetting);
+    assert_eq!(script.host.status(0), AssociationStatus::Resetting);
     // What is asked meanwhile waits for the next controller.
     let data = CommandData::FromController(4096);
     script
@@ -534,7 +534,7 @@ fn shuts_down_in_order() {
     script.settle();
     assert!(script.controller.shutdown);
     assert_eq!(script.told.last().unwrap(), "closed");
-    assert_eq!(script.host.status(0), HostStatus::Closed);
+    assert_eq!(script.host.status(0), AssociationStatus::Closed);
 }
 
 #[test]

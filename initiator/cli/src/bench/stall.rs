@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use capstan_initiator::Status;
+use capstan_initiator::AssociationStatus;
 use capstan_initiator::{DirectQueue, Options};
 
 use super::super::output;
@@ -64,13 +64,13 @@ impl Drop for Wait<'_> {
 }
 
 /// What ends the wait for a target that stays as it is.
-fn until(status: &Status, options: &Options) -> String {
+fn until(status: &AssociationStatus, options: &Options) -> String {
     let lost = match options.ctrl_loss_tmo {
         None => "tried again without end (--ctrl-loss-tmo -1)".to_owned(),
         Some(after) => format!("tried again for {} s (--ctrl-loss-tmo)", after.as_secs()),
     };
     match status {
-        Status::Live => format!(
+        AssociationStatus::Live => format!(
             "an I/O has taken {} s (--io-timeout): then its connection counts as lost, and is {lost}",
             options.io_timeout.as_secs()
         ),

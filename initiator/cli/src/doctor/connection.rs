@@ -202,10 +202,10 @@ fn why_refused(
                 reason,
             ),
         ],
-        ConnectError::Ladder { failures, .. } => {
+        ConnectError::Transports { failures, .. } => {
             let each = failures.0.iter();
-            each.flat_map(|(rung, error)| {
-                let connecting = format!("{connecting}, {rung}");
+            each.flat_map(|(transport, error)| {
+                let connecting = format!("{connecting}, {transport}");
                 why_refused(step, &connecting, address, ConnectError::clone(error))
             })
             .collect()
@@ -239,7 +239,7 @@ mod tests {
 
     use capstan_doctor::Verdict;
     use capstan_initiator::ConnectError;
-    use capstan_initiator::error::RungFailures;
+    use capstan_initiator::error::TransportFailures;
     use capstan_nvme_proto::error::ErrorLocation;
     use capstan_nvme_proto::status::Status;
 
@@ -329,10 +329,10 @@ mod tests {
             (name.to_owned(), Arc::new(error))
         };
         let failures = [failed("RDMA (iwarp)"), failed("NVMe/TCP")];
-        let error = ConnectError::Ladder {
+        let error = ConnectError::Transports {
             name: "192.0.2.1".to_owned(),
             tried_ms: 0,
-            failures: RungFailures(failures.into()),
+            failures: TransportFailures(failures.into()),
         };
         let checks = why_refused("discovery", "connect", address(), error);
         let names: Vec<_> = checks.iter().map(|check| check.name.as_str()).collect();

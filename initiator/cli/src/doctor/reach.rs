@@ -8,7 +8,7 @@ use anyhow::{Error, Result};
 use capstan_doctor::Check;
 use capstan_initiator::identity::{Identity, IdentityError};
 use capstan_initiator::internals::identity::empty_files;
-use capstan_initiator::{Options, Taken};
+use capstan_initiator::{Options, TakenTransport};
 use capstan_rdma::choose;
 
 use super::super::args::{ConnectArgs, Transport};
@@ -32,7 +32,12 @@ impl Reached {
     }
 
     /// Takes what a connection was made over for what follows, and tells it.
-    pub(super) fn take(&mut self, options: Options, taken: &Taken, checks: &mut Vec<Check>) {
+    pub(super) fn take(
+        &mut self,
+        options: Options,
+        taken: &TakenTransport,
+        checks: &mut Vec<Check>,
+    ) {
         checks.push(Check::ok("transport", taken.to_string()));
         self.connect = self.connect.over(&taken.in_options(options));
     }

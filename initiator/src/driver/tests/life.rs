@@ -8,7 +8,7 @@ use super::peer::Manner;
 use super::{World, config};
 use crate::driver::io::{Io, Op, Source};
 use crate::error::{ConnectError, IoError};
-use crate::host::Status as HostStatus;
+use crate::host::AssociationStatus;
 use crate::scripted::LBA_BYTES;
 
 #[test]
@@ -104,7 +104,10 @@ fn io_waits_for_a_lost_controller_and_fails_after_ctrl_loss_tmo() {
     let error = world.next().result.unwrap_err();
     assert!(matches!(error, IoError::ControllerLost(_)), "{error}");
     assert!((29_000_000..=31_000_000).contains(&(world.now_us() - start)));
-    assert!(matches!(world.engine.status(0), HostStatus::Failed(_)));
+    assert!(matches!(
+        world.engine.status(0),
+        AssociationStatus::Failed(_)
+    ));
     let late = world.engine.submit(
         Source::default(),
         2,

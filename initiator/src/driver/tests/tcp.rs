@@ -20,7 +20,7 @@ use super::config;
 use crate::driver::engine::AssociationEngine;
 use crate::driver::io::{Completion, Io, Op, Source as Submitter};
 use crate::error::ConnectError;
-use crate::host::{CommandData, Event as HostEvent, Status};
+use crate::host::{AssociationStatus, CommandData, Event as HostEvent};
 use crate::options::Transport;
 use crate::scripted::{Answer, IN_CAPSULE_BYTES, LBA_BYTES, NSZE_LBAS, ScriptedController};
 
@@ -483,8 +483,8 @@ fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
     let cause = loop {
         engine.turn(Clock.now_us());
         match engine.status(0) {
-            Status::Failed(cause) => break cause,
-            Status::Waiting { cause, .. } => break cause,
+            AssociationStatus::Failed(cause) => break cause,
+            AssociationStatus::Waiting { cause, .. } => break cause,
             _ => assert!(Clock.now_us() < end_us),
         }
     };

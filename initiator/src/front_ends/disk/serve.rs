@@ -31,9 +31,9 @@ use crate::front_ends::block::Geometry;
 use crate::front_ends::fuse::FuseError;
 use crate::front_ends::fuse::file_system::source_name;
 use crate::front_ends::unwritten::SharedUnwritten;
-use crate::host::Status;
-use crate::ladder::Taken;
+use crate::host::AssociationStatus;
 use crate::options::Options;
+use crate::transports::TakenTransport;
 
 /// Data memory of a disk's association, in bytes: the landing place of FUSE writes (1 MiB) and
 /// what is in flight. The loop device sends 128 requests; at 512 KiB and more it is bandwidth
@@ -302,7 +302,7 @@ fn attach(
     controller.volume_blocking(disk.nsid)?;
     let snapshot = controller.snapshot_blocking();
     let taken = snapshot.taken.as_ref();
-    let transport = taken.map_or(transport, Taken::transport);
+    let transport = taken.map_or(transport, TakenTransport::transport);
     record.transport = Some(transport.name().to_owned());
     record.transport_why = taken.map(|taken| taken.in_words(&traddr, trsvcid));
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
@@ -480,13 +480,12 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
 
 pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
     let (state, attempt) = match &now.status {
-        Status::Live => ("live", None),
-        Status::Connecting { attempt, .. } | Status::Waiting { attempt, .. } => {
-            ("reconnecting", Some(*attempt))
-        }
-        Status::Resetting => ("reconnecting", None),
-        Status::Failed(_) => ("lost", None),
-        Status::ShuttingDown | Status::Closed => ("closing", None),
+        AssociationStatus::Live => ("live", None),
+        AssociationStatus::Connecting { attempt, .. }
+        | AssociationStatus::Waiting { attempt, .. } => ("reconnecting", Some(*attempt)),
+        AssociationStatus::Resetting => ("reconnecting", None),
+        AssociationStatus::Failed(_) => ("lost", None),
+        AssociationStatus::ShuttingDown | AssociationStatus::Closed => ("closing", None),
     };
     let of_it = |texts: &[(u32, String)]| {
         let found = texts.iter().find(|(of, _)| *of == nsid);
@@ -498,10 +497,10 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         None => now.status.to_string(),
     };
     let attention = of_namespace.or_else(|| match &now.status {
-        Status::Connecting {
+        AssociationStatus::Connecting {
             cause: Some(cause), ..
         }
-        | Status::Waiting { cause, .. } => refusal(cause),
+        | AssociationStatus::Waiting { cause, .. } => refusal(cause),
         _ => None,
     });
     let refused = of_it(&now.refused);

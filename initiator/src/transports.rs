@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use capstan_rdma::{Preference, ProviderKind, choose};
+use capstan_rdma::{ProviderKind, ProviderPreference, choose};
 
 use crate::driver::AssociationEngine;
-use crate::error::{ConnectError, RungFailures};
-use crate::limits::RUNG_MS;
+use crate::error::{ConnectError, TransportFailures};
+use crate::limits::TRANSPORT_ATTEMPT_MS;
 use crate::options::{Options, Transport};
 use crate::race;
 
@@ -20,19 +20,19 @@ const NOTICED_MS: u64 = 1000;
 /// The transport that an association with [`Transport::Auto`] has taken. It reconnects over that
 /// one only.
 #[derive(Clone, Debug)]
-pub struct Taken {
-    rung: Rung,
+pub struct TakenTransport {
+    candidate: Candidate,
     /// Why a device is used or none, where it is the first that was tried.
     why: Option<String>,
     /// Those that were tried before it, and why they do not lead to a controller.
-    pub passed: RungFailures,
+    pub passed: TransportFailures,
 }
 
-impl Taken {
+impl TakenTransport {
     /// RDMA or TCP.
     #[must_use]
     pub fn transport(&self) -> Transport {
-        self.rung.wire(Preference::Auto).0
+        self.candidate.wire(ProviderPreference::Auto).0
     }
 
     /// What was taken and why, in one line for people.
@@ -44,7 +44,7 @@ impl Taken {
     /// `options` with what was taken in place of [`Transport::Auto`].
     #[must_use]
     pub fn in_options(&self, options: Options) -> Options {
-        let (transport, provider) = self.rung.wire(options.provider);
+        let (transport, provider) = self.candidate.wire(options.provider);
         Options {
             transport,
             provider,
@@ -53,9 +53,9 @@ impl Taken {
     }
 }
 
-impl fmt::Display for Taken {
+impl fmt::Display for TakenTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "over {}", self.rung)?;
+        write!(f, "over {}", self.candidate)?;
         match &self.passed.0[..] {
             [] => match &self.why {
                 Some(why) => write!(f, ", the first that can be tried: {why}"),
@@ -64,22 +64,22 @@ impl fmt::Display for Taken {
             _ => write!(
                 f,
                 ", which {} takes at once; tried before: {}",
-                self.rung.asked_by(),
+                self.candidate.asked_by(),
                 self.passed
             ),
         }
     }
 }
 
-/// One way to a controller.
+/// One of the transports that are tried: a way to a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rung {
+enum Candidate {
     Verbs,
     Iwarp,
     Tcp,
 }
 
-impl fmt::Display for Rung {
+impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Verbs => "RDMA (verbs)",
@@ -89,31 +89,31 @@ impl fmt::Display for Rung {
     }
 }
 
-impl Rung {
-    /// Those to be tried, in order. What RDMA device reaches an address is known beforehand.
-    fn of(preference: Preference, addresses: &[SocketAddr]) -> Vec<Self> {
+impl Candidate {
+    /// The transports to be tried, in order. What RDMA device reaches an address is known beforehand.
+    fn in_order(preference: ProviderPreference, addresses: &[SocketAddr]) -> Vec<Self> {
         let chosen = |address: &SocketAddr| choose(preference, address.ip()).ok();
         let has_device = addresses
             .iter()
             .filter_map(chosen)
             .any(|(kind, _)| kind == ProviderKind::Verbs);
-        let mut rungs = Vec::new();
+        let mut candidates = Vec::new();
         // Without a device it says so.
-        if has_device || preference == Preference::Verbs {
-            rungs.push(Self::Verbs);
+        if has_device || preference == ProviderPreference::Verbs {
+            candidates.push(Self::Verbs);
         }
-        if preference != Preference::Verbs {
-            rungs.push(Self::Iwarp);
+        if preference != ProviderPreference::Verbs {
+            candidates.push(Self::Iwarp);
         }
-        rungs.push(Self::Tcp);
-        rungs
+        candidates.push(Self::Tcp);
+        candidates
     }
 
     /// Its transport and, of RDMA, its provider; `provider` where it has none.
-    fn wire(self, provider: Preference) -> (Transport, Preference) {
+    fn wire(self, provider: ProviderPreference) -> (Transport, ProviderPreference) {
         match self {
-            Self::Verbs => (Transport::Rdma, Preference::Verbs),
-            Self::Iwarp => (Transport::Rdma, Preference::Iwarp),
+            Self::Verbs => (Transport::Rdma, ProviderPreference::Verbs),
+            Self::Iwarp => (Transport::Rdma, ProviderPreference::Iwarp),
             Self::Tcp => (Transport::Tcp, provider),
         }
     }
@@ -130,7 +130,7 @@ impl Rung {
     /// The options of an attempt.
     fn options(self, options: &Options) -> Options {
         let (transport, provider) = self.wire(options.provider);
-        let bound = Duration::from_millis(RUNG_MS);
+        let bound = Duration::from_millis(TRANSPORT_ATTEMPT_MS);
         Options {
             transport,
             provider,
@@ -146,38 +146,44 @@ impl Rung {
 ///
 /// # Errors
 /// Why it is none of them; or why a controller that was reached does not take this host.
-pub(crate) fn climb(
+pub(crate) fn connect(
     options: &Options,
     addresses: &[SocketAddr],
 ) -> Result<AssociationEngine, ConnectError> {
     let mut failures = Vec::new();
     let begun = Instant::now();
-    for rung in Rung::of(options.provider, addresses) {
-        match race::settle(&rung.options(options), addresses, true) {
+    for candidate in Candidate::in_order(options.provider, addresses) {
+        match race::settle(&candidate.options(options), addresses, true) {
             Ok(mut engine) => {
                 let why = match &failures[..] {
                     [] => why(options.provider, addresses),
                     _ => None,
                 };
-                let passed = RungFailures(failures.into());
-                let taken = Taken { rung, why, passed };
+                let passed = TransportFailures(failures.into());
+                let taken = TakenTransport {
+                    candidate,
+                    why,
+                    passed,
+                };
                 tracing::info!("{}", taken.in_words(&options.traddr, options.trsvcid));
                 engine.set_taken(taken, options.connect_timeout);
                 return Ok(engine);
             }
-            Err(error) if leads_on(&error) => failures.push((rung.to_string(), Arc::new(error))),
+            Err(error) if leads_on(&error) => {
+                failures.push((candidate.to_string(), Arc::new(error)));
+            }
             Err(error) => return Err(error),
         }
     }
-    Err(ConnectError::Ladder {
+    Err(ConnectError::Transports {
         name: options.traddr.clone(),
         tried_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
-        failures: RungFailures(failures.into()),
+        failures: TransportFailures(failures.into()),
     })
 }
 
 /// Which device is used, or why none is.
-fn why(preference: Preference, addresses: &[SocketAddr]) -> Option<String> {
+fn why(preference: ProviderPreference, addresses: &[SocketAddr]) -> Option<String> {
     let (_, why) = choose(preference, addresses.first()?.ip()).ok()?;
     Some(why)
 }
@@ -206,7 +212,7 @@ pub(crate) fn tried_for(tried_ms: u64) -> String {
         _ => format!(
             " after {:.1} s (each has the time of --connect-timeout, {:.1} s at most where no transport is named)",
             Duration::from_millis(tried_ms).as_secs_f32(),
-            Duration::from_millis(RUNG_MS).as_secs_f32()
+            Duration::from_millis(TRANSPORT_ATTEMPT_MS).as_secs_f32()
         ),
     }
 }
@@ -221,13 +227,13 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use capstan_nvme_proto::nqn::Nqn;
-    use capstan_rdma::Preference;
+    use capstan_rdma::ProviderPreference;
     use capstan_reactor::Clock;
 
-    use super::{Options, Rung, climb};
+    use super::{Candidate, Options, connect};
     use crate::driver::tests::tcp::Peer;
     use crate::error::ConnectError;
-    use crate::host::Status;
+    use crate::host::AssociationStatus;
     use crate::options::Transport;
     use crate::scripted::HOSTID;
 
@@ -261,8 +267,11 @@ mod tests {
         let address = receiver.recv().unwrap();
         let mut options = options(address);
         options.connect_timeout = Duration::from_secs(20);
-        let engine = climb(&options, &[address]).unwrap();
-        assert!(matches!(engine.status(Clock.now_us()), Status::Live));
+        let engine = connect(&options, &[address]).unwrap();
+        assert!(matches!(
+            engine.status(Clock.now_us()),
+            AssociationStatus::Live
+        ));
         assert!(engine.device_attributes().is_none(), "it is RDMA");
         let taken = engine.taken().unwrap();
         assert_eq!(taken.in_options(options.clone()).transport, Transport::Tcp);
@@ -285,9 +294,9 @@ mod tests {
         let mut options = options(address);
         options.connect_timeout = Duration::from_millis(600);
         let begun = Instant::now();
-        let error = climb(&options, &[address]).err().unwrap();
+        let error = connect(&options, &[address]).err().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
-        let ConnectError::Ladder { failures, .. } = &error else {
+        let ConnectError::Transports { failures, .. } = &error else {
             panic!("{error:?}");
         };
         let told = error.to_string();
@@ -301,7 +310,7 @@ mod tests {
         );
         let names: Vec<_> = failures.0.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["RDMA (iwarp)", "NVMe/TCP"]);
-        let bounded = Rung::Iwarp.options(&Options {
+        let bounded = Candidate::Iwarp.options(&Options {
             connect_timeout: Duration::from_secs(30),
             ..options
         });
@@ -327,10 +336,13 @@ mod tests {
             }
         });
         let begun = Instant::now();
-        let error = climb(&options(address), &[address]).err().unwrap();
+        let error = connect(&options(address), &[address]).err().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(3), "{error}");
         assert!(!error.to_string().contains("--connect-timeout"), "{error}");
-        assert!(matches!(error, ConnectError::Ladder { .. }), "{error:?}");
+        assert!(
+            matches!(error, ConnectError::Transports { .. }),
+            "{error:?}"
+        );
         stop.store(true, Ordering::Relaxed);
         drop(TcpStream::connect(address).unwrap());
         other.join().unwrap();
@@ -338,9 +350,16 @@ mod tests {
 
     #[test]
     fn a_provider_that_is_named_and_cannot_be_had_is_told_of() {
-        let rungs = |preference| Rung::of(preference, &["192.0.2.1:4420".parse().unwrap()]);
-        assert_eq!(rungs(Preference::Verbs), [Rung::Verbs, Rung::Tcp]);
-        assert_eq!(rungs(Preference::Iwarp), [Rung::Iwarp, Rung::Tcp]);
+        let candidates =
+            |preference| Candidate::in_order(preference, &["192.0.2.1:4420".parse().unwrap()]);
+        assert_eq!(
+            candidates(ProviderPreference::Verbs),
+            [Candidate::Verbs, Candidate::Tcp]
+        );
+        assert_eq!(
+            candidates(ProviderPreference::Iwarp),
+            [Candidate::Iwarp, Candidate::Tcp]
+        );
     }
 
     #[test]
@@ -348,11 +367,14 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let error = climb(&options(address), &[address]).err().unwrap();
-        assert!(matches!(error, ConnectError::Ladder { .. }), "{error:?}");
+        let error = connect(&options(address), &[address]).err().unwrap();
+        assert!(
+            matches!(error, ConnectError::Transports { .. }),
+            "{error:?}"
+        );
         let told = error.to_string();
-        for rung in [Rung::Iwarp, Rung::Tcp] {
-            let begin = format!("{rung}: queue 0: ");
+        for candidate in [Candidate::Iwarp, Candidate::Tcp] {
+            let begin = format!("{candidate}: queue 0: ");
             assert_eq!(told.matches(&begin).count(), 1, "{told}");
         }
     }
