@@ -5,7 +5,7 @@
 //! * [`Pair`]: a queue pair, with what its provider does beyond that ([`direct`]).
 //! * [`iwarp`]: the iWARP suite in user space over ordinary TCP sockets.
 //! * [`loopback`]: deterministic, in memory, for tests and simulation.
-//! * [`conformance`] (feature `conformance`): the suite every provider passes.
+//! * `conformance` (feature `conformance`): the suite every provider passes.
 //!
 //! A provider and everything it hands out belong to one thread (a reactor). Only
 //! [`contract::MigratedId`] crosses threads.
