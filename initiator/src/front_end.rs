@@ -1,5 +1,5 @@
-//! Front ends: what turns requests of other software (FUSE, NBD, ublk) into I/O, on the driver's
-//! own thread, so that no request crosses threads and data lands in registered memory at once.
+//! Front ends: what turns requests of other software (FUSE, NBD) into I/O, on the driver's own
+//! thread, so that no request crosses threads and data lands in registered memory at once.
 
 use std::os::fd::RawFd;
 

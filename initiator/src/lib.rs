@@ -5,10 +5,9 @@
 //!   any thread, async without a runtime or blocking.
 //! * [`DirectQueue`]: an association on the caller's thread, for callers that poll: no hop, no
 //!   allocation per I/O.
-//! * [`FrontEnd`]: turns requests of other software (FUSE, NBD, ublk) into I/O on the driver's
-//!   thread.
-//! * `host`: the state machine of an association, without I/O.
-//! * `driver`: runs it over the queues of a wire.
+//! * [`FrontEnd`]: turns requests of other software into I/O on the driver's thread. There are one
+//!   for FUSE ([`front_ends::fuse`]) and one for NBD ([`front_ends::nbd`]).
+//! * [`reexports`]: the types of other crates that the signatures here name.
 //!
 //! # Example
 //! Connects to a target, opens the volume of namespace 1, writes, flushes and reads.
@@ -16,7 +15,7 @@
 //! ```
 //! use capstan_initiator::{Controller, HostId, Nqn, Options};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let config = capstan_config::Config::from_toml(
 //! #     r#"
 //! # [target]
@@ -36,29 +35,30 @@
 //! # )?;
 //! # let target = capstan_target::serve::Running::start(&config)?;
 //! # let trsvcid = target.addresses[0].port();
-//! let mut options = Options::new(
-//!     "127.0.0.1",
-//!     Nqn::new("nqn.2026-11.org.example:disks")?,
-//!     Nqn::new("nqn.2026-11.org.example:host")?,
-//!     HostId([0x11; 16]),
-//! );
-//! // The port where the target listens: 4420 unless this is set.
-//! options.trsvcid = trsvcid;
-//! let controller = Controller::connect(options)?;
+//!     let mut options = Options::new(
+//!         "127.0.0.1",
+//!         Nqn::new("nqn.2026-11.org.example:disks")?,
+//!         Nqn::new("nqn.2026-11.org.example:host")?,
+//!         HostId([0x11; 16]),
+//!     );
+//!     // The port where the target listens: 4420 unless this is set.
+//!     options.trsvcid = 4420;
+//! #   options.trsvcid = trsvcid;
+//!     let controller = Controller::connect(options)?;
 //!
-//! let volume = controller.volume_blocking(1)?.blocking();
-//! // Offsets and lengths are multiples of the LBA, here of 4096 bytes.
-//! volume.write(8192, &[0xa5; 4096])?;
-//! volume.flush()?;
-//! let mut bytes = [0; 4096];
-//! volume.read(8192, &mut bytes)?;
-//! assert_eq!(bytes, [0xa5; 4096]);
+//!     let volume = controller.volume_blocking(1)?.blocking();
+//!     // Offsets and lengths are multiples of the LBA, here of 4096 bytes.
+//!     volume.write(8192, &[0xa5; 4096])?;
+//!     volume.flush()?;
+//!     let mut bytes = [0; 4096];
+//!     volume.read(8192, &mut bytes)?;
+//!     assert_eq!(bytes, [0xa5; 4096]);
 //!
-//! // Ends the association; an error when something written may not be on the medium.
-//! controller.close().into_result()?;
-//! # target.stop()?;
-//! # Ok(())
-//! # }
+//!     // Ends the association; an error when something written may not be on the medium.
+//!     controller.close().into_result()?;
+//! #   target.stop()?;
+//!     Ok(())
+//! }
 //! ```
 //!
 //! # What it does not do
@@ -107,6 +107,49 @@ pub use host::{
 pub use options::{Options, ReplayWrites, Transport};
 pub use transports::TakenTransport;
 pub use volume::{BlockingVolume, Volume};
+
+/// Types of other crates that the signatures of this one name, so that its callers need not depend
+/// on those crates; and NVMe's own, to make commands of.
+///
+/// ```
+/// use capstan_initiator::reexports::nvme_proto::command::{AdminCommand, Identify};
+/// use capstan_initiator::reexports::nvme_proto::identify::{Cns, IDENTIFY_BYTES};
+/// use capstan_initiator::reexports::{Sgl, Sqe};
+/// use capstan_initiator::{CommandData, CommandError, DirectQueue};
+///
+/// fn identify_controller(queue: &mut DirectQueue) -> Result<Vec<u8>, CommandError> {
+///     let command = Identify {
+///         nsid: 0,
+///         cns: Cns::CONTROLLER,
+///         cntid: 0,
+///         cnssid: 0,
+///         csi: 0,
+///         uuid_index: 0,
+///     };
+///     let sqe: Sqe = AdminCommand::Identify(command).encode(0, Sgl::EMPTY);
+///     let data = CommandData::FromController(IDENTIFY_BYTES as u32);
+///     let reply = queue.admin(sqe, data)?;
+///     Ok(reply.data)
+/// }
+/// ```
+pub mod reexports {
+    pub use capstan_memory::{Buffer, Pool};
+    pub use capstan_nvme_proto as nvme_proto;
+    pub use capstan_nvme_proto::cqe::Cqe;
+    pub use capstan_nvme_proto::error::ErrorLocation;
+    pub use capstan_nvme_proto::identify::Csi;
+    pub use capstan_nvme_proto::log::DiscoveryLogEntry;
+    pub use capstan_nvme_proto::nqn::NqnError;
+    pub use capstan_nvme_proto::opcode::IoOpcode;
+    pub use capstan_nvme_proto::property::{Cap, Version};
+    pub use capstan_nvme_proto::sgl::Sgl;
+    pub use capstan_nvme_proto::sqe::Sqe;
+    pub use capstan_nvme_proto::status::{Status, StatusContext};
+    pub use capstan_rdma::ProviderKind;
+    pub use capstan_rdma::contract::{CmError, ConnectionManager, DeviceAttributes};
+    pub use capstan_reactor::{Clock, SpinBudget};
+    pub use uuid::Uuid;
+}
 
 /// What `capstan`, the tests and the fuzz targets have of this crate beside its interface. It
 /// changes without notice.

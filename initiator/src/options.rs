@@ -62,9 +62,9 @@ impl Transport {
 pub struct Options {
     /// Address of the target: IPv4, IPv6 or a host name, all of whose addresses are tried.
     pub traddr: String,
-    /// Port of the target.
+    /// Port of the target. [`DEFAULT_TRSVCID`] unless set.
     pub trsvcid: u16,
-    /// Address to connect from, when not the system's choice.
+    /// Address to connect from. None unless set: the system chooses.
     pub host_traddr: Option<IpAddr>,
     /// Subsystem to connect to.
     pub subnqn: Nqn,
@@ -72,45 +72,50 @@ pub struct Options {
     pub hostnqn: Nqn,
     /// Identifier of this host.
     pub hostid: HostId,
-    /// I/O queues; each is a connection. 0 for administration only.
+    /// I/O queues; each is a connection. 0 for administration only. 1 unless set.
     pub nr_io_queues: u16,
-    /// Entries of each I/O queue: one more than the commands outstanding at once.
+    /// Entries of each I/O queue: one more than the commands outstanding at once. 128 unless
+    /// set.
     pub queue_size: u16,
-    /// Keep Alive Timeout; zero turns Keep Alive off.
+    /// Keep Alive Timeout; zero turns Keep Alive off. 5 s unless set.
     pub keep_alive_tmo: Duration,
     /// Longest wait between two attempts to reconnect. The waits start at 100 ms and double, to
-    /// half a second in the first 30 s of an outage and to this from then on.
+    /// half a second in the first 30 s of an outage and to this from then on. 10 s unless set.
     pub reconnect_delay: Duration,
-    /// How long a lost controller is waited for before I/O fails; `None` is for ever.
+    /// How long a lost controller is waited for before I/O fails; `None` is for ever. 600 s unless
+    /// set.
     pub ctrl_loss_tmo: Option<Duration>,
-    /// How long each step of setting up a connection may take.
+    /// How long each step of setting up a connection may take. 5 s unless set.
     pub connect_timeout: Duration,
-    /// How long an admin command may take.
+    /// How long an admin command may take. 30 s unless set.
     pub admin_timeout: Duration,
-    /// How long an I/O command may take before the connection counts as lost.
+    /// How long an I/O command may take before the connection counts as lost. 30 s unless set.
     pub io_timeout: Duration,
     /// When writes that were not answered are issued again after a loss.
+    /// [`ReplayWrites::Fenced`] unless set.
     pub replay_writes: ReplayWrites,
-    /// What carries the queues.
+    /// What carries the queues. [`Transport::Rdma`] unless set; `capstan` has [`Transport::Auto`].
     pub transport: Transport,
-    /// RDMA provider.
+    /// RDMA provider. [`ProviderPreference::Auto`] unless set.
     pub provider: ProviderPreference,
-    /// CRC32C of the headers of NVMe/TCP, where the target has it.
+    /// CRC32C of the headers of NVMe/TCP, where the target has it. Off unless set.
     pub header_digest: bool,
-    /// CRC32C of the data of NVMe/TCP, where the target has it.
+    /// CRC32C of the data of NVMe/TCP, where the target has it. Off unless set.
     pub data_digest: bool,
     /// Ask for queues without SQ flow control. Over NVMe/TCP that is done in any case: there it
-    /// spares a PDU per read. A target that refuses is asked for queues with it.
+    /// spares a PDU per read. A target that refuses is asked for queues with it. Off unless
+    /// set.
     pub disable_sq_flow_control: bool,
-    /// Registered memory for data, in bytes.
+    /// Registered memory for data, in bytes. 32 MiB unless set.
     pub data_memory_bytes: usize,
     /// Look for namespaces after connecting (and again when the controller says they changed).
+    /// On unless set.
     pub scan_namespaces: bool,
 }
 
 impl Options {
-    /// Options for `subnqn` at `traddr` with the defaults of the fields, as host
-    /// `hostnqn`/`hostid`.
+    /// Options for `subnqn` at `traddr`, as host `hostnqn`/`hostid`. The other fields have the
+    /// defaults that stand with them.
     #[must_use]
     pub fn new(traddr: &str, subnqn: Nqn, hostnqn: Nqn, hostid: HostId) -> Self {
         Self {
