@@ -175,7 +175,7 @@ impl fmt::Display for StatusDisplay {
         let (first, second) = if let Some(context) = self.context {
             (status.name(context), None)
         } else {
-            // Without a context, both readings of an ambiguous code are shown.
+            // Without a context the command is not known, which decides between two names.
             let nvm = status
                 .name(StatusContext::Nvm)
                 .or_else(|| status.name(StatusContext::Zoned));
@@ -191,7 +191,7 @@ impl fmt::Display for StatusDisplay {
         };
         f.write_str(first.unwrap_or("unknown status"))?;
         if let Some(second) = second {
-            write!(f, " / {second}")?;
+            write!(f, ", or of a Fabrics command {second}")?;
         }
         write!(f, " (SCT {:X}h, SC {:02X}h", status.sct().0, status.sc())?;
         if status.crd() != 0 {
@@ -474,7 +474,12 @@ mod tests {
         );
         assert_eq!(
             Status::CONFLICTING_ATTRIBUTES.to_string(),
-            "Conflicting Attributes / Connect Incompatible Format (SCT 1h, SC 80h)"
+            "Conflicting Attributes, or of a Fabrics command Connect Incompatible Format (SCT 1h, SC 80h)"
+        );
+        assert_eq!(
+            std::format!("{:?}", Status::CONNECT_INVALID_PARAMETERS.dnr()),
+            "Attempted Write to Read Only Range, or of a Fabrics command Connect Invalid Parameters \
+             (SCT 1h, SC 82h, DNR)"
         );
         assert_eq!(
             Status::CONFLICTING_ATTRIBUTES
