@@ -66,7 +66,7 @@ impl Landed {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: a wire makes a `Landed` of a receive that has completed, and posts it again only
         // after the buffer was given back to it; hosts have no remote access to that memory. So
-        // nobody writes it while it is borrowed here.
+        // nothing writes it while it is borrowed here.
         let bytes = unsafe { self.buffer.bytes() };
         let behind = bytes.get(self.offset_bytes as usize..).unwrap_or_default();
         behind.get(..self.len_bytes as usize).unwrap_or(behind)

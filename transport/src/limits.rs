@@ -21,10 +21,11 @@ pub const SGL_LIST_BYTES: u32 = SGL_DESCRIPTORS_MAX * 16;
 /// and the processor as much as those of receives. The next one is signaled; its completion covers
 /// those before it.
 pub const UNSIGNALED_MAX: u16 = 7;
-/// Receives of a connection that is no queue yet: one for its Connect, and one that finds out
-/// whether more is sent.
+/// Receives in the place of a stranger (a connection whose host is not known to be permitted yet):
+/// one for its Connect, and one to notice that more is sent, which ends the connection.
 pub const STRANGER_RECEIVES: u32 = 2;
-/// Completions that one poll of a device's queues takes, so that timers and the mailbox get theirs.
+/// Completions that one poll of a device's queues takes at most: a turn also has timers and the
+/// mailbox to look at, which do not wait longer than these take.
 pub const COMPLETIONS_PER_TURN: usize = 128;
 /// Command slots per queue entry, beside those of [`UNSIGNALED_MAX`]. A host may use an entry again
 /// as soon as it has the response, which can be before this side has polled the completion of the
@@ -33,34 +34,36 @@ const SLOTS_PER_ENTRY: u16 = 2;
 /// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
 /// 4 MiB; their data buffers are taken from the memory budget as queues connect.
 pub const RECEIVES_MAX: u32 = 65_536;
-/// What an Admin queue tells leaves in pieces of so many bytes, through a buffer of its own: one
-/// Identify structure, and what hosts read of a discovery log page at once.
+/// Data that Admin commands return is sent in pieces of this many bytes, through a buffer of the
+/// queue's own: one Identify structure, and what hosts read of a discovery log page at once.
 pub const ADMIN_PIECE_BYTES: u32 = 4096;
 /// RDMA READs outstanding per queue pair, when the device and the host allow as many.
 pub const INITIATOR_DEPTH_MAX: u8 = 64;
 /// How long a closing connection waits for its outstanding work before it is dropped, in
 /// microseconds.
 pub const CLOSE_TIMEOUT_US: u64 = 5_000_000;
-/// Completions that such a connection can have waiting when it breaks: its receives, the RDMA READs
-/// of its Connect's data, and its response.
+/// Completions that a stranger's connection can have waiting when it breaks: of its receives, of
+/// the RDMA READs of its Connect's data, and of its response.
 pub const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;
 /// Entries of an Admin queue, and of the smallest queue: as the Linux host asks for
 /// (`NVME_AQ_DEPTH`).
 pub const ADMIN_QUEUE_ENTRIES: u16 = 32;
 /// Discovery controllers of a target, all of which may come to be on one reactor.
 pub const DISCOVERY_CONTROLLERS: u32 = 64;
-/// Where a place has the SQEs that its connection receives as a discovery controller's queue: in
-/// the page of its responses, behind them.
+/// The Admin queue of a discovery controller keeps its stranger's place and receives further SQEs
+/// there. They are in the page of the place that has its responses, from this many bytes on: behind
+/// the responses.
 pub const SQES_IN_PLACE_AT: u32 =
     (slots(ADMIN_QUEUE_ENTRIES) as u32 * CQE_BYTES).next_multiple_of(SQE_BYTES);
-/// The most of them: as many as the queue has entries, less those that the place has a receive for
-/// anyway.
+/// SQEs from [`SQES_IN_PLACE_AT`] on: one for each entry of a discovery controller's queue, less
+/// those for which the place has [`STRANGER_RECEIVES`].
 pub const SQES_IN_PLACE: u32 = ADMIN_QUEUE_ENTRIES as u32 - STRANGER_RECEIVES;
-/// Pages for the lists of SGL descriptors behind them.
+/// Pages of a discovery controller's queue for the lists of SGL descriptors that come behind those
+/// SQEs ([`SQES_IN_PLACE`]).
 pub const SGL_LIST_PAGES: u32 = 2;
-/// Bytes of one.
+/// Bytes of one of the [`SGL_LIST_PAGES`].
 pub const SGL_LIST_PAGE_BYTES: u32 = 4096;
-/// Bytes of the page with responses and SQEs.
+/// Bytes of the page of a place that has responses and SQEs.
 pub const PLACE_RESPONSE_BYTES: u32 = SQES_IN_PLACE_AT + SQES_IN_PLACE * SQE_BYTES;
 /// A buffer of each queue's own, in bytes, for a command that finds no other: a read of as much as
 /// a write brings in its capsule.
@@ -87,7 +90,8 @@ pub const fn completions(entries: u16) -> u32 {
 }
 
 /// Completions that a discovery controller's queue of `entries` can have waiting beyond those of
-/// its place: of its other receives and responses, and of the one command that tells something.
+/// its place: of its other receives and responses, and of the one Admin command at a time whose
+/// data is being sent.
 #[must_use]
 pub const fn discovery_completions(entries: u16) -> u32 {
     let receives_and_responses = entries as u32 + slots(entries) as u32;
@@ -106,7 +110,8 @@ const _: () = {
     assert!(RECEIVES_MAX * SQE_BYTES <= 4 << 20);
     assert!(SQES_IN_PLACE * SGL_LIST_BYTES <= SGL_LIST_PAGES * SGL_LIST_PAGE_BYTES);
     // A discovery controller's Admin queue keeps the page of its responses, with a receive for each
-    // SQE, and that of its Connect's data for what it tells. Others have their spare buffer.
+    // SQE, and sends data from the page that its Connect's data came to. Other Admin queues send it
+    // from their spare buffer.
     assert!(PLACE_RESPONSE_BYTES <= 4096 && ADMIN_PIECE_BYTES <= 4096);
     assert!(ADMIN_PIECE_BYTES <= SPARE_BYTES);
 };

@@ -1,4 +1,4 @@
-//! Steering tags: which memory a 32-bit key names, for whom, and what it allows.
+//! Steering tags: which memory a 32-bit key names, for which queue pairs, and what it allows.
 #![expect(
     unsafe_code,
     reason = "turns checked ranges of registered memory into bytes"

@@ -71,8 +71,8 @@ pub enum Notified {
     Active,
     /// The side that listened.
     Passive,
-    /// Neither.
-    Nobody,
+    /// Neither side.
+    Neither,
 }
 
 /// One thing that goes wrong once.

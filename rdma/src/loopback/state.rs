@@ -271,7 +271,7 @@ impl Core {
                 Notified::Both => true,
                 Notified::Active => active,
                 Notified::Passive => !active,
-                Notified::Nobody => false,
+                Notified::Neither => false,
             };
             self.lose(qp, notices);
         }

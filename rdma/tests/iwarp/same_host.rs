@@ -181,8 +181,8 @@ fn a_connection_that_rests_gives_its_memory_back() {
 
 #[test]
 fn the_peer_takes_nothing_more_of_a_ring_that_is_given_up() {
-    // Memory or a socket: the latter has brought its bytes to the peer's kernel, the former to
-    // nobody.
+    // Memory or a socket: bytes of a socket are at the peer's kernel already, those in memory are
+    // not at the peer.
     for (config, may_come) in [(Config::default(), 0), (without(), 4)] {
         let mut pair = Pair::with(config.clone(), config);
         for wr_id in 0..4 {

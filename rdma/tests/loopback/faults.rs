@@ -56,7 +56,7 @@ fn connection_loss_is_told_to_whom_it_says() {
         (Notified::Both, true, true),
         (Notified::Active, true, false),
         (Notified::Passive, false, true),
-        (Notified::Nobody, false, false),
+        (Notified::Neither, false, false),
     ] {
         let at_us = 5_000;
         let fault = Fault::LoseConnection {
@@ -98,7 +98,7 @@ fn requests_on_a_silently_lost_connection_time_out() {
     ends.network.strike(Fault::LoseConnection {
         connection: None,
         at_us: 0,
-        notified: Notified::Nobody,
+        notified: Notified::Neither,
     });
     let start_us = ends.network.now_us();
     post_message(&mut active, &mut passive, 1);

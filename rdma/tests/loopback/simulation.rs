@@ -186,7 +186,7 @@ impl Simulation {
                 continue;
             };
             if wc.wr_id == ANSWER && wc.status == WcStatus::Success {
-                assert!(asker.asked_us.is_some(), "an answer nobody asked for");
+                assert!(asker.asked_us.is_some(), "an answer to no question");
                 asker.asked_us = None;
                 asker.next_us = self.ends.network.now_us() + THINK_US;
                 self.run.answered += 1;

@@ -28,17 +28,16 @@ pub struct Receives {
     data: Vec<Option<Buffer>>,
     /// Slots of queues that are gone, where there is no shared queue.
     free: Vec<u32>,
-    /// Places for connections that are no queue yet, which are not in use. Their receives are
-    /// promised from the start: on the shared queue, which such a connection can then not empty, as
-    /// it ends with what it sends beyond its Connect.
+    /// How many places for strangers are free. The receives of all places are promised from the
+    /// start. On a shared queue a stranger cannot use up more than those: a message beyond its
+    /// Connect ends its connection.
     places: u32,
-    /// Slots of these places, where there is no shared queue.
+    /// Slots of the free places, where there is no shared queue.
     place_slots: Vec<u32>,
 }
 
 impl Receives {
-    /// `depth` receives, on `srq` where it is given, with those of `places` for connections that
-    /// are no queue yet.
+    /// `depth` receives, on `srq` where it is given, with those of `places` for strangers.
     pub fn new(
         srq: Option<Rc<dyn SharedReceiveQueue>>,
         depth: u32,
@@ -68,8 +67,8 @@ impl Receives {
         Ok(receives)
     }
 
-    /// Takes a place for a connection that is no queue yet. Returns the slots that it posts itself,
-    /// none with a shared queue; `None` when there is no place.
+    /// Takes a place for a stranger. Returns the slots that it posts itself, none with a shared
+    /// queue; `None` when there is no place.
     pub(super) fn take_place(&mut self) -> Option<Vec<u32>> {
         self.places = self.places.checked_sub(1)?;
         let left = self
@@ -79,7 +78,7 @@ impl Receives {
         Some(self.place_slots.split_off(left))
     }
 
-    /// A connection that was no queue is gone.
+    /// A stranger has become a queue or is gone: its place is free.
     pub(super) fn give_back_place(&mut self, slots: Vec<u32>) {
         self.places += 1;
         self.place_slots.extend(slots);

@@ -1,4 +1,5 @@
-//! What happens on the queues of one device of one reactor: their completions, told apart.
+//! The queues of one reactor on one device: takes their completions and makes an event for the
+//! queue that each belongs to.
 
 use std::cell::RefMut;
 use std::os::fd::RawFd;
@@ -26,7 +27,7 @@ pub struct RdmaWire {
     /// What the last poll took.
     completions: Box<[WorkCompletion]>,
     polled: usize,
-    /// How many of them have been told apart.
+    /// How many of them have been made events of.
     done: usize,
     /// The queue of the completion before: there often are several of one.
     last: Option<(QpNum, QueueId)>,
@@ -35,7 +36,8 @@ pub struct RdmaWire {
 }
 
 impl RdmaWire {
-    /// Of a device whose queues have their completions in `cq`, at most `depth` at once.
+    /// Makes the wire of a device. `cq` is the completion queue of all its queues, with `depth`
+    /// entries; `receives` are theirs.
     #[must_use]
     pub fn new(cq: Rc<dyn CompletionQueue>, depth: u32, receives: Receives) -> Self {
         Self {
@@ -64,7 +66,7 @@ impl RdmaWire {
         self.shared.receives()
     }
 
-    /// What it shares with its queues.
+    /// What the wire and its queues share.
     pub(super) fn shared(&self) -> &Rc<RdmaShared> {
         &self.shared
     }
@@ -164,10 +166,11 @@ impl RdmaWire {
             }
             let Some((id, queue)) = named else { continue };
             let event = if let Some(WrId::RecvInPlace(at)) = wr_id {
-                (success && !queue.has_ended()).then(|| in_place(queue, at, completion.byte_len))
+                (success && !queue.has_ended())
+                    .then(|| landed_in_place(queue, at, completion.byte_len))
             } else {
                 queue.completed();
-                let event = sent(queue, wr_id, completion.status);
+                let event = work_request_ended(queue, wr_id, completion.status);
                 queue.quiesces();
                 event
             };
@@ -245,9 +248,9 @@ fn landed(queue: &mut RdmaQueue, slot: u32, byte_len: u32) -> Event {
     capsule(queue, sqe, data, byte_len)
 }
 
-/// A message of `byte_len` bytes has come into a receive in the place of a discovery controller's
-/// queue: an SQE, and perhaps SGL descriptors.
-fn in_place(queue: &mut RdmaQueue, at: u16, byte_len: u32) -> Event {
+/// A message of `byte_len` bytes has come to a discovery controller's queue, into a receive of its
+/// stranger's place: an SQE, and perhaps SGL descriptors.
+fn landed_in_place(queue: &mut RdmaQueue, at: u16, byte_len: u32) -> Event {
     let (sqe, list) = queue.take_in_place(at, byte_len.saturating_sub(SQE_BYTES));
     let data = if list.is_empty() {
         CapsuleData::None
@@ -283,9 +286,13 @@ fn capsule(
     })
 }
 
-/// A work request has ended.
+/// A work request other than a receive has ended: an RDMA READ, an RDMA WRITE or a Send.
 #[inline]
-fn sent(queue: &mut RdmaQueue, wr_id: Option<WrId>, status: WcStatus) -> Option<Event> {
+fn work_request_ended(
+    queue: &mut RdmaQueue,
+    wr_id: Option<WrId>,
+    status: WcStatus,
+) -> Option<Event> {
     if status != WcStatus::Success {
         let why = || EndReason::Lost(format!("a work request ended with: {status}"));
         return (!queue.has_ended()).then(|| ended(queue, why()));

@@ -5,7 +5,7 @@
 pub(super) enum WrId {
     /// A receive, and its slot.
     Recv(u32),
-    /// A receive of a discovery controller's queue that is in the place of its connection.
+    /// A receive of a discovery controller's queue, in the stranger's place that it has kept.
     RecvInPlace(u16),
     /// The RDMA READ (the last one of several) that pulls a command's data.
     Pull(u16),
@@ -56,7 +56,7 @@ mod tests {
     use super::WrId;
 
     #[test]
-    fn round_trips_and_refuses_strangers() {
+    fn round_trips_and_refuses_other_values() {
         for id in [
             WrId::Recv(u32::MAX),
             WrId::RecvInPlace(29),

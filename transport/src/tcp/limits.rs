@@ -36,9 +36,11 @@ pub const SETUP_US: u64 = 10_000_000;
 /// and to close (NVMe over TCP Transport 1.1, section 3.6.1).
 pub const TERM_US: u64 = 30_000_000;
 
-/// A host makes progress when it sends or receives this many bytes, or all that are left, between
-/// two looks of the target. While other hosts wait for its buffers it has 2 s for that, which is
-/// 1 Mbit/s: a buffer of 1 MiB, the largest transfer, is then free after 8 s.
+/// A connection makes progress when this many bytes of data have been received from its host, or
+/// acknowledged by it, since the last progress; or all that were left. Without progress it is ended
+/// after 10 s, and after 2 s while other hosts wait for buffers that it holds. So the slowest host
+/// has 0.2 Mbit/s, or then 1 Mbit/s, at which a buffer of 1 MiB, the largest transfer, is free
+/// after 8 s.
 pub const HEADWAY_BYTES: u64 = 256 << 10;
 
 /// Bytes that are read and dropped behind the end of a queue: what a host may have sent before it

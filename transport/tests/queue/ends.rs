@@ -11,7 +11,7 @@ use super::over::{Answers, LocalEnd, Over, Seen};
 use super::world::World;
 use super::{pattern, success};
 
-/// Who ends the queue, and how.
+/// Which side ends the queue, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     Host(PeerEnd),

@@ -48,7 +48,7 @@ pub(crate) struct RdmaEnds {
     host_reads: bool,
     cm: Box<dyn ConnectionManager>,
     id: CmId,
-    /// The connection is gone, and nobody was told.
+    /// The connection is gone, and no side was told.
     is_gone: bool,
     host_cm: Box<dyn ConnectionManager>,
     host_id: CmId,

@@ -59,7 +59,7 @@ fn every_loss_in_a_run_of_writes_leaves_every_acknowledged_block() {
                         Notified::Both,
                         Notified::Active,
                         Notified::Passive,
-                        Notified::Nobody,
+                        Notified::Neither,
                     ][usize::from(round / 2 + connection) % 4],
                 });
             }

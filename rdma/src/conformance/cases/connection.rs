@@ -178,11 +178,11 @@ pub(super) fn reject_says_why(fabric: &mut dyn Fabric) -> Outcome {
 
 /// The result of a connect to an address where nothing listens.
 fn refused(world: &mut World<'_>, id: CmId) -> Outcome {
-    match world.event(Side::Active, id, "the refusal of a connect to nobody")? {
+    match world.event(Side::Active, id, "the refusal of a connect to no listener")? {
         CmEventKind::Rejected { reason, .. } => {
             ensure!(
                 !matches!(reason, RejectReason::Consumer),
-                "nobody listens, but the reason is {reason:?}"
+                "there is no listener, but the reason is {reason:?}"
             );
         }
         CmEventKind::Failed(error) => {
@@ -190,7 +190,7 @@ fn refused(world: &mut World<'_>, id: CmId) -> Outcome {
         }
         other => {
             return Err(Stop::failed(format_args!(
-                "connect to nobody led to {other:?}"
+                "a connect to no listener led to {other:?}"
             )));
         }
     }
@@ -449,7 +449,7 @@ pub(super) fn dropped_migration_refuses_the_peer(fabric: &mut dyn Fabric) -> Out
 pub(super) fn calls_that_do_not_fit_are_refused(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     let options = LinkOptions::default();
-    let nobody = CmId(u64::MAX);
+    let unknown = CmId(u64::MAX);
     let id = world.resolve()?;
     let param = world.param(Side::Active, id, &options)?;
     ensure!(
@@ -457,21 +457,24 @@ pub(super) fn calls_that_do_not_fit_are_refused(fabric: &mut dyn Fabric) -> Outc
         "connected without a queue pair"
     );
     ensure!(
-        world.ask(nobody, &param).is_err(),
+        world.ask(unknown, &param).is_err(),
         "connected an unknown id"
     );
     let active = world.end(Side::Active);
     ensure!(
-        active.cm.accept(nobody, &param).is_err(),
+        active.cm.accept(unknown, &param).is_err(),
         "accepted an unknown id"
     );
-    ensure!(active.cm.migrate(nobody).is_err(), "migrated an unknown id");
     ensure!(
-        active.cm.device(nobody).is_none(),
+        active.cm.migrate(unknown).is_err(),
+        "migrated an unknown id"
+    );
+    ensure!(
+        active.cm.device(unknown).is_none(),
         "an unknown id has a device"
     );
     ensure!(
-        active.cm.addresses(nobody).is_none(),
+        active.cm.addresses(unknown).is_none(),
         "an unknown id has addresses"
     );
     let foreign = MigratedId(Box::new("not a request"));
@@ -480,9 +483,9 @@ pub(super) fn calls_that_do_not_fit_are_refused(fabric: &mut dyn Fabric) -> Outc
         "adopted what is no request"
     );
     // No effect, no panic.
-    active.cm.disconnect(nobody);
-    active.cm.reject(nobody, &PrivateData::EMPTY);
-    active.cm.destroy(nobody);
+    active.cm.disconnect(unknown);
+    active.cm.reject(unknown, &PrivateData::EMPTY);
+    active.cm.destroy(unknown);
     let active = world.start(&options)?;
     let (request, _) = world.requested()?;
     let passive = world.end(Side::Passive);

@@ -433,7 +433,7 @@ pub(super) fn registration_outside_the_slab(fabric: &mut dyn Fabric) -> Outcome 
         ensure_eq!(
             Rc::strong_count(&whole),
             1,
-            "holders of a region nobody uses"
+            "holders of a region that is not used"
         );
     }
     Ok(())

@@ -306,7 +306,7 @@ pub(super) fn receive_never_posted(fabric: &mut dyn Fabric) -> Outcome {
         world.post_recv(link, from, 1, &[])?;
         world.post_now(link, from, &send(2, &[]))?;
         // On iWARP the Send completes when it has left; the connection ends either way.
-        let wc = world.completion(link, from, "end of a Send nobody receives")?;
+        let wc = world.completion(link, from, "end of a Send without a receive")?;
         if wc.wr_id == 2 {
             let fits = match wc.status {
                 WcStatus::Success => true,
@@ -318,7 +318,7 @@ pub(super) fn receive_never_posted(fabric: &mut dyn Fabric) -> Outcome {
                 ),
                 _ => true,
             };
-            ensure!(fits, "a Send nobody receives ended as {:?}", wc.status);
+            ensure!(fits, "a Send without a receive ended as {:?}", wc.status);
             world.flushed(link, from, 1)?;
         } else {
             return Err(Stop::failed(format_args!("{wc:?} came before the Send's")));
@@ -573,7 +573,7 @@ pub(super) fn what_has_arrived_is_told_of_before_its_mark_is_passed(
         for at in 0..16 {
             inbox.expect(at * 2000, here.shadow(0, 2000));
         }
-        inbox.check("messages that came while nobody polled")?;
+        inbox.check("messages that came between two polls")?;
     }
     Ok(())
 }

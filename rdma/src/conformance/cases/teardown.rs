@@ -301,7 +301,7 @@ fn in_flight(
             let now = area.read(0, len);
             let old = area.shadow(0, len);
             let fits = (0..len).all(|at| now[at] == old[at] || now[at] == sent[at]);
-            ensure!(fits, "bytes nobody sent after a {what}");
+            ensure!(fits, "bytes that were not sent after a {what}");
         }
         area.check_guards(what)?;
     }

@@ -9,11 +9,11 @@ use crate::contract::CmId;
 /// A connection to a listener whose first byte tells that it speaks another protocol than MPA.
 #[derive(Debug)]
 pub struct OtherStream {
-    /// Where it came to.
+    /// The listener that it came to.
     pub listener: CmId,
     /// Its socket.
     pub stream: TcpStream,
-    /// What was read of it.
+    /// The bytes that were read from it so far.
     pub bytes: Vec<u8>,
     /// This side's address.
     pub local: SocketAddr,
@@ -21,8 +21,9 @@ pub struct OtherStream {
     pub peer: SocketAddr,
 }
 
-/// Where a connection manager leaves those whose first byte is a certain one. Until that has come,
-/// they count among those that have not asked for anything.
+/// Connections of another protocol, by the first byte of its streams: the connection manager puts
+/// them here, and the owner of that protocol takes them. Until its first byte has come such a
+/// connection counts among those that have not asked for anything.
 #[derive(Debug)]
 pub struct OtherStreams {
     first_byte: u8,
@@ -37,12 +38,12 @@ impl OtherStreams {
         }
     }
 
-    /// The next one.
+    /// Takes the oldest one.
     pub fn take(&self) -> Option<OtherStream> {
         self.streams.borrow_mut().pop_front()
     }
 
-    /// Whether a connection that begins so is one.
+    /// Whether a connection whose stream begins with `bytes` is one of the other protocol.
     pub(super) fn begins(&self, bytes: &[u8]) -> bool {
         bytes.first() == Some(&self.first_byte)
     }

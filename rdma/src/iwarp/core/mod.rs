@@ -73,14 +73,14 @@ pub(super) struct IwarpCore {
     pub rx: Rx,
     pub send_cq: Rc<CompletionRing>,
     pub recv_cq: Rc<CompletionRing>,
-    /// The first FPDU of the peer has come, and nobody has asked yet.
+    /// The first FPDU of the peer has come, and [`IwarpCore::poll_begun`] has not said so yet.
     begun: bool,
     timers: Timers,
 }
 
-/// The result of one run of a connection.
+/// What one run of a connection has done: one reading and one sending of its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ran {
+pub(super) enum RunOutcome {
     /// Something moved.
     Busy,
     /// Nothing moved.
@@ -135,19 +135,20 @@ impl IwarpCore {
         std::mem::take(&mut self.begun)
     }
 
-    /// What a run has come to that `received` so much, and has `sent` something or not.
+    /// The result of a run that has `received` something or not, and has `sent` something or not.
+    /// Starts or stops the timer of a Send that waits for a receive.
     #[inline]
-    pub(super) fn ran(&mut self, received: Received, sent: bool) -> Ran {
+    pub(super) fn ran(&mut self, received: Received, sent: bool) -> RunOutcome {
         let ran = match received {
-            _ if sent => Ran::Busy,
-            Received::Some | Received::More => Ran::Busy,
-            Received::Stalled if self.receives.is_empty() => Ran::NotReady,
-            Received::Nothing | Received::Stalled => Ran::Idle,
+            _ if sent => RunOutcome::Busy,
+            Received::Some | Received::More => RunOutcome::Busy,
+            Received::Stalled if self.receives.is_empty() => RunOutcome::NotReady,
+            Received::Nothing | Received::Stalled => RunOutcome::Idle,
         };
         match ran {
-            Ran::Busy => self.timers.stop_not_ready(),
-            Ran::NotReady => self.timers.start_not_ready(),
-            Ran::Idle => {}
+            RunOutcome::Busy => self.timers.stop_not_ready(),
+            RunOutcome::NotReady => self.timers.start_not_ready(),
+            RunOutcome::Idle => {}
         }
         ran
     }

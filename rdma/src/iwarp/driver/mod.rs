@@ -30,7 +30,7 @@ use self::watch::{Poller, RENDEZVOUS, Watch};
 use super::completions::CompletionRing;
 use super::config::Config;
 use super::core::rx::{CALLS_BESIDE_OTHERS, CALLS_MAX};
-use super::core::{CoreConfig, IwarpCore, Ran, Terms};
+use super::core::{CoreConfig, IwarpCore, RunOutcome, Terms};
 use super::fatal::Fatal;
 use super::link::Link;
 use super::link::shared::SharedLink;
@@ -343,11 +343,11 @@ impl IwarpEngine {
             self.lenders.borrow_mut().push(Rc::clone(cell));
         }
         match ran {
-            Ok(Ran::Busy) => {
+            Ok(RunOutcome::Busy) => {
                 qp.idle_runs = 0;
                 !self.leave_to_edge(qp)
             }
-            Ok(Ran::Idle) => {
+            Ok(RunOutcome::Idle) => {
                 qp.idle_runs += 1;
                 if self.leave_to_edge(qp) {
                     return false;
@@ -357,7 +357,7 @@ impl IwarpEngine {
                 }
                 self.leave_to_epoll(qp)
             }
-            Ok(Ran::NotReady) => {
+            Ok(RunOutcome::NotReady) => {
                 if let Receives::Shared(receives) = &qp.core.receives {
                     receives.wait(place_of(qp.core.num));
                 }

@@ -11,7 +11,7 @@ use super::watch::Watch;
 use crate::contract::{RKey, Remote};
 use crate::direct::WriteSource;
 use crate::iwarp::core::rx::Received;
-use crate::iwarp::core::{IwarpCore, Ran};
+use crate::iwarp::core::{IwarpCore, RunOutcome};
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::link::shared::{Memory, SharedLink};
 use crate::iwarp::link::socket::waiting_bytes;
@@ -61,7 +61,11 @@ impl Qp {
     }
 
     /// Receives, with at most `calls_max` calls, and sends what is possible now.
-    pub(super) fn run(&mut self, stags: &mut StagTable, calls_max: u32) -> Result<Ran, Fatal> {
+    pub(super) fn run(
+        &mut self,
+        stags: &mut StagTable,
+        calls_max: u32,
+    ) -> Result<RunOutcome, Fatal> {
         let received = self.receive(stags, calls_max);
         if self.core.poll_begun()
             && let Some(cm) = &self.cm
@@ -79,7 +83,7 @@ impl Qp {
         self.pending = received == Received::More;
         let ran = self.core.ran(received, sent);
         // Only room for completions is missing, and polling makes it.
-        self.pending |= received == Received::Stalled && ran == Ran::Idle;
+        self.pending |= received == Received::Stalled && ran == RunOutcome::Idle;
         Ok(ran)
     }
 

@@ -129,7 +129,7 @@ pub(in crate::iwarp) fn listener(addr: SocketAddr, backlog: u32) -> io::Result<T
 
 /// A socket that has started to connect to `destination`, bound to `source` when given. It is
 /// reset when it is closed, whatever closes it: this process may be killed at any moment, and its
-/// kernel would go on to send what nobody answers for any more. [`end_when_closed`] takes that
+/// kernel would go on to send what no process answers for any more. [`end_when_closed`] takes that
 /// back.
 pub(in crate::iwarp) fn connecting(
     destination: SocketAddr,

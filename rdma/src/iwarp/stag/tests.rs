@@ -1,4 +1,4 @@
-//! What a key allows to whom, and when keys die.
+//! What a key allows to which queue pair, and when keys become invalid.
 
 use super::*;
 use capstan_memory::Pages;

@@ -16,7 +16,7 @@ use crate::contract::{
 use crate::iwarp::completions::CompletionRing;
 use crate::iwarp::core::rx::Received;
 use crate::iwarp::core::tx::Framing;
-use crate::iwarp::core::{CoreConfig, IwarpCore, Ran, Terms};
+use crate::iwarp::core::{CoreConfig, IwarpCore, RunOutcome, Terms};
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::piece::Piece;
 use crate::iwarp::receives::{ReceiveRing, Receives};
@@ -237,7 +237,7 @@ impl Side {
         self.core.end_transmit();
         sent?;
         let ran = self.core.ran(received, self.core.tx.sent() != before);
-        assert!(ran != Ran::NotReady || self.core.poll_timeout().is_some());
+        assert!(ran != RunOutcome::NotReady || self.core.poll_timeout().is_some());
         Ok(())
     }
 }

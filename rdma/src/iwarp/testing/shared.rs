@@ -132,7 +132,10 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
     end.leave();
     let mut looks = 0;
     while scene.qp.state() != QpState::Error || ledger.poll(&*stage.cq) != 0 {
-        assert!(looks < LOOKS_MAX, "the peer has left and nobody notices");
+        assert!(
+            looks < LOOKS_MAX,
+            "the peer has left and this side does not notice"
+        );
         looks += 1;
         ledger.read_taken();
         let _ready = stage.cq.arm();

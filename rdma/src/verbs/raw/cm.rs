@@ -299,7 +299,7 @@ impl Drop for ParkedId {
         // SAFETY: the id is live; there is no private data.
         let answer = unsafe { sys::rdma_reject(self.id.as_ptr(), ptr::null(), 0) };
         if let Err(error) = errno::minus_one(answer) {
-            tracing::debug!("a request that nobody took could not be refused: {error}");
+            tracing::debug!("a request that was not taken could not be refused: {error}");
         }
         // SAFETY: destroyed once; it has no queue pair and no events taken.
         let answer = unsafe { sys::rdma_destroy_id(self.id.as_ptr()) };

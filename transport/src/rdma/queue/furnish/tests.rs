@@ -149,7 +149,7 @@ impl Accepted {
         capsules.collect()
     }
 
-    /// Completions that are promised to nobody, and receives for more queues.
+    /// Completions that are promised to no queue, and receives for more queues.
     fn left(&self) -> (u32, usize) {
         let shared = self.port.wire.shared();
         let receives = self.queue.receives_left(&self.memory.queues);
