@@ -1,4 +1,7 @@
 //! Errors, one enum per operation.
+//!
+//! Their texts say what to do next in commands and options of `capstan`. An option like
+//! `--queue-size` is the field of [`Options`](crate::Options) of that name; `-t` is `transport`.
 
 use std::fmt;
 use std::net::SocketAddr;
