@@ -98,9 +98,10 @@ pub struct Options {
     pub transport: Transport,
     /// RDMA provider. [`ProviderPreference::Auto`] unless set.
     pub provider: ProviderPreference,
-    /// CRC32C of the headers of NVMe/TCP, where the target has it. Off unless set.
+    /// CRC32C of the headers of NVMe/TCP, where the target has it. With [`Transport::Auto`] nothing
+    /// but NVMe/TCP is tried then, and [`Transport::Rdma`] is refused. Off unless set.
     pub header_digest: bool,
-    /// CRC32C of the data of NVMe/TCP, where the target has it. Off unless set.
+    /// CRC32C of the data of NVMe/TCP, where the target has it; else as `header_digest`.
     pub data_digest: bool,
     /// Ask for queues without SQ flow control. Over NVMe/TCP that is done in any case: there it
     /// spares a PDU per read. A target that refuses is asked for queues with it. Off unless
@@ -157,6 +158,11 @@ impl Options {
         }
     }
 
+    /// Whether a digest is asked for, which NVMe/TCP alone has.
+    pub(crate) fn asks_digests(&self) -> bool {
+        self.header_digest || self.data_digest
+    }
+
     /// Refuses values no association can have.
     ///
     /// # Errors
@@ -184,6 +190,16 @@ impl Options {
                 name: "hostid",
                 value: self.hostid.to_string(),
                 expected: "a UUID other than zero",
+            });
+        }
+        if self.transport == Transport::Rdma && self.asks_digests() {
+            return Err(OptionsError::Value {
+                name: match self.header_digest {
+                    true => "hdr-digest",
+                    false => "data-digest",
+                },
+                value: true.to_string(),
+                expected: "false with transport rdma: digests are of NVMe/TCP (transport tcp, or auto)",
             });
         }
         if u32::try_from(self.keep_alive_tmo.as_millis()).is_err() {
@@ -226,7 +242,7 @@ impl Options {
 mod tests {
     use capstan_nvme_proto::nqn::{HostId, Nqn};
 
-    use super::Options;
+    use super::{Options, Transport};
 
     fn options() -> Options {
         let nqn = |name| Nqn::new(name).unwrap();
@@ -253,6 +269,21 @@ mod tests {
         let mut bad = options();
         bad.hostid = HostId::NONE;
         assert!(bad.check().is_err());
+    }
+
+    #[test]
+    fn digests_are_refused_where_they_would_be_left_out() {
+        let mut digest = options();
+        digest.data_digest = true;
+        let told = digest.check().unwrap_err().to_string();
+        assert!(
+            told.starts_with("data-digest is true, expected false"),
+            "{told}"
+        );
+        for transport in [Transport::Tcp, Transport::Auto] {
+            digest.transport = transport;
+            assert_eq!(digest.check(), Ok(()));
+        }
     }
 
     #[test]

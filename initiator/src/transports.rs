@@ -91,7 +91,11 @@ impl fmt::Display for Candidate {
 
 impl Candidate {
     /// The transports to be tried, in order. What RDMA device reaches an address is known beforehand.
-    fn in_order(preference: ProviderPreference, addresses: &[SocketAddr]) -> Vec<Self> {
+    fn in_order(options: &Options, addresses: &[SocketAddr]) -> Vec<Self> {
+        if options.asks_digests() {
+            return vec![Self::Tcp];
+        }
+        let preference = options.provider;
         let chosen = |address: &SocketAddr| choose(preference, address.ip()).ok();
         let has_device = addresses
             .iter()
@@ -152,11 +156,11 @@ pub(crate) fn connect(
 ) -> Result<AssociationEngine, ConnectError> {
     let mut failures = Vec::new();
     let begun = Instant::now();
-    for candidate in Candidate::in_order(options.provider, addresses) {
+    for candidate in Candidate::in_order(options, addresses) {
         match race::settle(&candidate.options(options), addresses, true) {
             Ok(mut engine) => {
                 let why = match &failures[..] {
-                    [] => why(options.provider, addresses),
+                    [] => why(options, addresses),
                     _ => None,
                 };
                 let passed = TransportFailures(failures.into());
@@ -183,8 +187,11 @@ pub(crate) fn connect(
 }
 
 /// Which device is used, or why none is.
-fn why(preference: ProviderPreference, addresses: &[SocketAddr]) -> Option<String> {
-    let (_, why) = choose(preference, addresses.first()?.ip()).ok()?;
+fn why(options: &Options, addresses: &[SocketAddr]) -> Option<String> {
+    if options.asks_digests() {
+        return Some("digests are asked for, which NVMe/TCP alone has".to_owned());
+    }
+    let (_, why) = choose(options.provider, addresses.first()?.ip()).ok()?;
     Some(why)
 }
 
@@ -350,16 +357,39 @@ mod tests {
 
     #[test]
     fn a_provider_that_is_named_and_cannot_be_had_is_told_of() {
-        let candidates =
-            |preference| Candidate::in_order(preference, &["192.0.2.1:4420".parse().unwrap()]);
-        assert_eq!(
-            candidates(ProviderPreference::Verbs),
-            [Candidate::Verbs, Candidate::Tcp]
-        );
-        assert_eq!(
-            candidates(ProviderPreference::Iwarp),
-            [Candidate::Iwarp, Candidate::Tcp]
-        );
+        let address = "192.0.2.1:4420".parse().unwrap();
+        let candidates = |provider| {
+            let options = Options {
+                provider,
+                ..options(address)
+            };
+            Candidate::in_order(&options, &[address])
+        };
+        assert_eq!(candidates(ProviderPreference::Verbs), [Candidate::Verbs, Candidate::Tcp]);
+        assert_eq!(candidates(ProviderPreference::Iwarp), [Candidate::Iwarp, Candidate::Tcp]);
+    }
+
+    /// They would be left out without a word.
+    #[test]
+    fn no_transport_without_digests_is_tried_where_they_are_asked_for() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        for (header_digest, data_digest) in [(true, false), (false, true)] {
+            let options = Options {
+                header_digest,
+                data_digest,
+                ..options(address)
+            };
+            let ConnectError::Ladder { failures, .. } = climb(&options, &[address]).err().unwrap()
+            else {
+                panic!("not one of several transports");
+            };
+            let names: Vec<_> = failures.0.iter().map(|(name, _)| &**name).collect();
+            assert_eq!(names, ["NVMe/TCP"]);
+            let why = super::why(&options, &[address]).unwrap();
+            assert!(why.starts_with("digests are asked for"), "{why}");
+        }
     }
 
     #[test]

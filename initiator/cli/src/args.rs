@@ -56,13 +56,14 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR", value_parser = parse_host_traddr)]
     pub(crate) host_traddr: Option<IpAddr>,
-    /// RDMA provider; not with `-t tcp`.
+    /// RDMA provider; not with `-t tcp` or a digest.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
-    /// Over NVMe/TCP: a CRC32C of each header, where the target has it.
+    /// A CRC32C of each header, where the target has it; over NVMe/TCP only, so also `-t auto` tries
+    /// that alone.
     #[arg(long)]
     pub(crate) hdr_digest: bool,
-    /// Over NVMe/TCP: a CRC32C of all data, where the target has it.
+    /// A CRC32C of all data, where the target has it; as --hdr-digest.
     #[arg(long)]
     pub(crate) data_digest: bool,
     /// Ask for queues without SQ flow control; always so over NVMe/TCP, where it spares a PDU per

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, Command, Error};
 
-use super::args::{ConnectArgs, Provider, Transport};
+use super::args::{ConnectArgs, Transport};
 use super::bench::Workload;
 use super::passthru::may_write;
 
@@ -60,7 +60,7 @@ struct Beside {
     what: fn(&ArgMatches) -> Option<String>,
 }
 
-const BESIDE: [Beside; 6] = [
+const BESIDE: [Beside; 7] = [
     Beside {
         options: &["hdr_digest", "data_digest"],
         what: |matches| {
@@ -72,9 +72,16 @@ const BESIDE: [Beside; 6] = [
         options: &["provider"],
         what: |matches| {
             let is_tcp = value(matches, "transport") == Some(Transport::Tcp);
-            let provider: Option<Provider> = value(matches, "provider");
-            let is_named = provider.is_some_and(|provider| provider != Provider::Auto);
-            (is_tcp && is_named).then(|| "'--transport tcp', which takes no RDMA".to_owned())
+            is_tcp.then(|| "'--transport tcp', which takes no RDMA".to_owned())
+        },
+    },
+    Beside {
+        options: &["provider"],
+        what: |matches| {
+            let mut digests = ["hdr_digest", "data_digest"].iter();
+            let digest = digests.find(|id| value(matches, id) == Some(true))?;
+            let digest = digest.replace('_', "-");
+            Some(format!("'--{digest}', with which NVMe/TCP alone is tried"))
         },
     },
     Beside {
@@ -303,6 +310,12 @@ mod tests {
                 "provider",
                 "--transport tcp",
             ),
+            ("read -t tcp --provider auto", "provider", "--transport tcp"),
+            (
+                "read -t auto --data-digest --provider iwarp",
+                "provider",
+                "--data-digest",
+            ),
             ("bench -l 0 -c 3", "reconnect-delay", "--ctrl-loss-tmo 0"),
             (
                 "write -l 0 --replay-writes immediate",
@@ -331,8 +344,8 @@ mod tests {
         );
         for line in [
             "read -t tcp --hdr-digest --data-digest",
-            "read -t auto --hdr-digest --provider iwarp",
-            "read -t tcp --provider auto",
+            "read -t auto --hdr-digest",
+            "read -t auto --provider auto",
             "io-passthru --opcode 1 --shared",
             "bench --rw write --randseed 7",
             "bench --rw randread --randseed 7",
