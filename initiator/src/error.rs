@@ -116,7 +116,7 @@ pub enum ConnectError {
         subnqn: Box<Nqn>,
     },
     /// A command of the set-up failed.
-    #[error("{step} failed: {status}")]
+    #[error("{step} failed: {status}{}", NextStep(*status))]
     Command {
         /// The step.
         step: &'static str,
@@ -414,6 +414,10 @@ pub(crate) fn next_step(status: Status) -> Option<&'static str> {
         Status::RESERVATION_CONFLICT => {
             "another host has reserved it: Reservation Report tells which (`nvme resv-report`)"
         }
+        Status::TRANSIENT_TRANSPORT_ERROR => {
+            "its data was corrupted on the way (with --data-digest: its CRC32C did not match): look at the network devices \
+             between this host and the target"
+        }
         Status::UNRECOVERED_READ_ERROR | Status::INTERNAL_ERROR => "see the target's log",
         _ => return None,
     })
@@ -439,7 +443,7 @@ impl Losses {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CommandError {
     /// The controller completed it with an error.
-    #[error("{what}: {status}")]
+    #[error("{what}: {status}{}", NextStep(*status))]
     Status {
         /// The command.
         what: &'static str,

@@ -83,6 +83,8 @@ pub(crate) struct ScriptedController {
     pub(crate) namespaces: Vec<u32>,
     pub(crate) nguid: [u8; 16],
     pub(crate) identify: fn(&mut IdentifyController),
+    /// Identify commands of namespaces whose data does not arrive as it was sent.
+    pub(crate) corrupt_identifies: u32,
     /// Keep Alives answered.
     pub(crate) keep_alives: u32,
     pub(crate) answer_keep_alive: bool,
@@ -116,6 +118,7 @@ impl ScriptedController {
             namespaces: vec![1, 7],
             nguid: [9; 16],
             identify: |_| {},
+            corrupt_identifies: 0,
             keep_alives: 0,
             answer_keep_alive: true,
             answer_logs: true,
@@ -140,6 +143,16 @@ impl ScriptedController {
             return None;
         }
         match AdminCommand::parse(sqe).unwrap() {
+            AdminCommand::Identify(identify)
+                if identify.cns != Cns::CONTROLLER && self.corrupt_identifies > 0 =>
+            {
+                self.corrupt_identifies -= 1;
+                Some(Answer {
+                    status: Status::TRANSIENT_TRANSPORT_ERROR,
+                    result: 0,
+                    data: Vec::new(),
+                })
+            }
             AdminCommand::Identify(identify) => {
                 let data = self.identify_data(identify.cns, identify.nsid);
                 Some(Answer::success(data))

@@ -67,6 +67,8 @@ pub enum Offer<'a> {
 pub struct Response {
     /// The completion, as the controller sent it: its CID may be anything.
     pub cqe: Cqe,
+    /// Its data came, and did not fit its digest.
+    pub is_corrupt: bool,
     /// The key that the controller has closed.
     pub(crate) invalidated: Option<RKey>,
 }

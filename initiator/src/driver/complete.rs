@@ -27,6 +27,10 @@ impl AssociationEngine {
                 return;
             }
         };
+        let is_corrupt = response.is_corrupt;
+        if is_corrupt || cqe.status().code() == Status::TRANSIENT_TRANSPORT_ERROR {
+            self.corruption.note(is_corrupt, qid, now_us);
+        }
         let Some(entry) = self.line_slot(qid, slot) else {
             return;
         };

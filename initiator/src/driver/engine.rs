@@ -17,6 +17,7 @@ use capstan_transport::host::{HostEvent, HostTransport, HostWire, WindowsClosed}
 use capstan_transport::rdma::host::RdmaHostSettings;
 use zerocopy::FromZeros;
 
+use super::corruption::Corruption;
 use super::io::{Completion, Direction, Io, Op, Refused, Source, SubmitError};
 use super::memory::Memory;
 use super::open::open_error;
@@ -123,6 +124,7 @@ pub(crate) struct AssociationEngine {
     pub(super) caches_writes: bool,
     pub(super) unflushed: Unflushed,
     pub(super) troubles: Troubles,
+    pub(super) corruption: Corruption,
     /// Those are log lines as well.
     pub(super) logs_failures: bool,
     /// How many writes to which namespaces were not answered when the association ended.
@@ -180,6 +182,7 @@ impl AssociationEngine {
             caches_writes: false,
             unflushed: Unflushed::default(),
             troubles: Troubles::default(),
+            corruption: Corruption::default(),
             logs_failures: true,
             unanswered: Vec::new(),
             boot_id: None,

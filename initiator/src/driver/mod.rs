@@ -13,6 +13,7 @@
 
 mod attention;
 mod complete;
+mod corruption;
 mod engine;
 mod io;
 mod issue;

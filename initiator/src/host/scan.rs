@@ -4,12 +4,16 @@ use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::identify::{Cns, NamespaceList};
 use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::status::Status;
 
 use super::action::{CommandData, Event, Step};
 use super::association::{Host, State};
 use super::command::{IDENTIFY_DATA_BYTES, Purpose};
 use super::info::NamespaceInfo;
+use crate::error::ConnectError;
 
+/// Times a command is sent again whose data was corrupted on the way.
+const RETRIES_MAX: u32 = 5;
 /// Most namespaces of one controller this host looks at.
 pub(super) const NAMESPACES_MAX: usize = 1024;
 
@@ -37,6 +41,8 @@ pub(super) struct Scan {
     /// Of the namespace that is looked at.
     descriptors: Vec<u8>,
     found: Vec<NamespaceInfo>,
+    /// Of the last command.
+    retries: u32,
 }
 
 impl Scan {
@@ -46,6 +52,7 @@ impl Scan {
             nsids: Vec::new(),
             descriptors: Vec::new(),
             found: Vec::new(),
+            retries: 0,
         }
     }
 
@@ -145,10 +152,21 @@ impl Host {
     }
 
     pub(super) fn scan_answered(&mut self, cqe: &Cqe, data: &[u8], now_us: u64) {
+        let status = cqe.status();
         let Some(scan) = &mut self.scan else {
             return;
         };
-        if !scan.answer(cqe.status().is_success(), data) {
+        // That there is no such namespace is an answer; that the answer was lost is none.
+        if status.code() == Status::TRANSIENT_TRANSPORT_ERROR {
+            if scan.retries == RETRIES_MAX {
+                let step = Step::Scan.name();
+                return self.fail(ConnectError::Command { step, status }, now_us);
+            }
+            scan.retries += 1;
+            return self.continue_scan(now_us);
+        }
+        scan.retries = 0;
+        if !scan.answer(status.is_success(), data) {
             self.counters.bad_data += 1;
         }
         self.continue_scan(now_us);

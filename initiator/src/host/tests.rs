@@ -2,6 +2,7 @@
 
 mod fencing;
 mod flow_control;
+mod scan;
 
 use std::collections::VecDeque;
 

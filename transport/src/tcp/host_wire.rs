@@ -351,6 +351,7 @@ impl TcpHostConnection {
             let event = match event {
                 HostQueueEvent::Response { cqe, arrived, .. } => HostEvent::Response(Response {
                     cqe: outcome(self.qid, cqe, arrived),
+                    is_corrupt: arrived == Arrived::Corrupt,
                     invalidated: None,
                 }),
                 HostQueueEvent::Ended(EndReason::Violation(what)) => {

@@ -365,6 +365,7 @@ fn response(
         return HostEvent::Ended(Box::new(HostEnd::Violation(what)));
     }
     HostEvent::Response(Response {
+        is_corrupt: false,
         cqe,
         invalidated: completion.invalidated,
     })
