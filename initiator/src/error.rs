@@ -63,7 +63,7 @@ pub enum ConnectError {
         failures: Failures,
     },
     /// No transport leads to a controller.
-    #[error("{name} is reached over no transport{}: {failures}", tried_for(*.tried_ms))]
+    #[error("no transport reaches {name}{}: {failures}", tried_for(*.tried_ms))]
     Transports {
         /// The name or address.
         name: String,

@@ -308,7 +308,7 @@ mod tests {
         };
         let told = error.to_string();
         assert!(
-            told.contains("is reached over no transport after "),
+            told.contains("no transport reaches 127.0.0.1 after "),
             "{told}"
         );
         assert!(

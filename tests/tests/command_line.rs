@@ -112,7 +112,13 @@ fn an_error_is_told_once() {
     let at = own_address();
     let args = ["-n", SUBNQN, "--rw", "read"];
     let error = complaint(&capstan("bench", at, &args));
-    assert_eq!(error.matches("nobody listens").count(), 1, "{error}");
+    assert_eq!(
+        error
+            .matches("refused the connection: nothing listens")
+            .count(),
+        1,
+        "{error}"
+    );
 }
 
 /// The addresses and ports of the discovery log, which are the same for each transport.

@@ -259,7 +259,7 @@ fn what_cannot_be_mounted_leaves_nothing_behind() {
     assert!(error.contains("no volume of capstan"), "{error}");
     drop(daemon);
     let error = complaint(&machine.run_on_target("attach", &[]));
-    assert!(error.contains("nobody listens there"), "{error}");
+    assert!(error.contains("nothing listens there"), "{error}");
     machine.assert_clean(Path::new("/dev/loop-none"));
 }
 

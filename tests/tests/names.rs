@@ -159,7 +159,10 @@ fn where_none_answers_each_is_named_with_its_reason() {
     let (refuses, silent) = (own_address(), mute.local_addr().unwrap());
     let file = hosts(dir.path(), &[refuses, silent]);
     let error = complaint(&list_ns(&file, refuses, &["--connect-timeout", "1"]));
-    for (address, reason) in [(refuses, "nobody listens there"), (silent, "timed out")] {
+    for (address, reason) in [
+        (refuses, "refused the connection: nothing listens there"),
+        (silent, "timed out"),
+    ] {
         assert_eq!(
             error.matches(&format!("{address}: queue 0")).count(),
             1,
@@ -170,7 +173,7 @@ fn where_none_answers_each_is_named_with_its_reason() {
     // An address to connect from leaves only those that it can reach.
     let mixed = hosts(dir.path(), &["[::1]:4420".parse().unwrap(), refuses]);
     let error = complaint(&list_ns(&mixed, refuses, &["-w", "127.0.0.1"]));
-    assert!(error.contains("nobody listens there"), "{error}");
+    assert!(error.contains("nothing listens there"), "{error}");
     assert!(!error.contains("::1"), "{error}");
 }
 

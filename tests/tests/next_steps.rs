@@ -405,7 +405,7 @@ fn root_a_mount_point_is_made_as_it_is_said_unless_something_else_is_there() {
     let said = mount(&absent);
     runs(&command(&said, "mkdir -p "));
     let said = mount(&absent);
-    assert!(said.contains("nobody listens there"), "{said}");
+    assert!(said.contains("nothing listens there"), "{said}");
     // What `mkdir` would refuse is not proposed.
     let file = image(folder.path(), "file", 0);
     let said = mount(&file);

@@ -239,7 +239,7 @@ fn an_rdma_reject_fails_at_once_with_words() {
         .handle_rejected(0, RejectReason::NoListener, &[], 0);
     script.settle();
     assert!(
-        script.told[0].contains("nobody listens"),
+        script.told[0].contains("nothing listens"),
         "{:?}",
         script.told
     );

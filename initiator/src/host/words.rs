@@ -24,9 +24,9 @@ pub(super) struct Asked<'a> {
 pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, &'static str) {
     match reason {
         RejectReason::NoListener => (
-            "nobody listens there".to_owned(),
+            "nothing listens there".to_owned(),
             "check the address and port; on the target: `ss -ltn` (iwarp) or `rdma resource show cm_id` (verbs) shows \
-             who listens",
+             what listens",
         ),
         RejectReason::Protocol => (
             "it does not speak this RDMA protocol".to_owned(),
@@ -257,6 +257,10 @@ mod tests {
         assert!(next.contains("`-t tcp`"), "{next}");
         let (reason, _) = rejected(RejectReason::Consumer, &[]);
         assert!(reason.starts_with("without a reason"));
-        assert!(rejected(RejectReason::NoListener, &[]).0.contains("nobody"));
+        assert!(
+            rejected(RejectReason::NoListener, &[])
+                .0
+                .contains("nothing")
+        );
     }
 }

@@ -289,13 +289,13 @@ mod tests {
             address(),
             ConnectError::Rejected {
                 qid: 0,
-                reason: "nobody listens there".to_owned(),
+                reason: "nothing listens there".to_owned(),
                 next: "check the address",
             },
         );
         assert_eq!(rejected.len(), 1);
         assert_eq!(rejected[0].name, "CM connect");
-        assert_eq!(rejected[0].seen, "queue 0: rejected: nobody listens there");
+        assert_eq!(rejected[0].seen, "queue 0: rejected: nothing listens there");
         assert_eq!(rejected[0].remedy.as_deref(), Some("check the address"));
         let refused = why_refused(
             "subsystem",
