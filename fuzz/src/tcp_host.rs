@@ -231,7 +231,15 @@ impl World<'_> {
                     let command = self.commands[usize::from(cid)].take();
                     let command = command.expect("one response of a command");
                     assert_eq!(command.has_memory, memory.is_some());
-                    assert!(arrived == Arrived::Whole || command.from_bytes > 0);
+                    match arrived {
+                        // What is asked for is counted whether the queue takes the R2T or not.
+                        Arrived::Whole if cqe.status().is_success() => {
+                            assert!(command.asked_bytes >= command.to_bytes);
+                        }
+                        Arrived::Whole => {}
+                        Arrived::NotTaken { .. } => assert!(command.to_bytes > 0),
+                        Arrived::Short | Arrived::Corrupt => assert!(command.from_bytes > 0),
+                    }
                     if let Some(buffer) = memory {
                         self.memory.back(&buffer, cid);
                     }

@@ -255,6 +255,25 @@ impl R2tWindow {
         }
     }
 
+    /// Bytes of the command's data.
+    #[must_use]
+    pub const fn total_bytes(&self) -> u32 {
+        self.total_bytes
+    }
+
+    /// Bytes that were asked for, from the first on.
+    #[must_use]
+    pub const fn asked_bytes(&self) -> u32 {
+        self.asked_bytes
+    }
+
+    /// Whether all data was asked for. A controller that says success before has not had it, as
+    /// nothing else brings it data that is not in the capsule (section 3.6.2, R2T).
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.asked_bytes >= self.total_bytes
+    }
+
     /// Looks whether `r2t` asks for what is due (each byte once and in order), and gives what
     /// answers it.
     ///

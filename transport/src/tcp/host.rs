@@ -21,7 +21,7 @@ use capstan_nvme_proto::tcp::writer::PduWriter;
 use zerocopy::IntoBytes;
 
 use super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES};
-use super::outgoing::{crc32c, crc32c_raw};
+use super::outgoing::{Mark, Outgoing, crc32c, crc32c_raw};
 use super::stream::{Side, SocketPlace, Stream, is_intact};
 use crate::data::Full;
 use crate::queue::{End, EndReason};
@@ -39,11 +39,18 @@ pub enum Payload {
     FromController(Buffer, u32),
 }
 
-/// What has come of the data of a command from the controller.
+/// What has come of the data of a command, in whichever direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrived {
-    /// All of it; or the command has none.
+    /// All of it; or the command has none, or has failed.
     Whole,
+    /// The controller said success and cannot have all data that it was to ask for.
+    NotTaken {
+        /// Bytes it had asked for by then; where that is all, they had not all been sent.
+        asked_bytes: u32,
+        /// Bytes of the command's data.
+        total_bytes: u32,
+    },
     /// Less than the command asked for: the buffer is not filled, whatever the status says.
     Short,
     /// A data digest does not fit: the command has failed with Transient Transport Error.
@@ -88,7 +95,11 @@ struct Command {
     answering: u32,
     /// Pieces of its memory that are queued and have not left.
     sending: u32,
+    /// The end of its last H2CData that was queued, in what the queue sends.
+    queued_to: Option<Mark>,
     response: Option<Cqe>,
+    /// Whether all data for the controller had left when the response came.
+    had_left: bool,
 }
 
 /// The host's side of a queue.
@@ -217,7 +228,9 @@ impl HostQueue {
             intact: true,
             answering: 0,
             sending: 0,
+            queued_to: None,
             response: None,
+            had_left: true,
         });
         Ok(())
     }
@@ -351,6 +364,15 @@ impl Payload {
     }
 }
 
+impl Command {
+    /// Whether all data that it has for the controller was asked for, and has left.
+    fn has_left(&self, out: &Outgoing) -> bool {
+        let is_queued = self.r2t.is_complete() && self.answering == 0;
+        let copies_left = self.queued_to.is_none_or(|end| out.left() >= end);
+        is_queued && self.sending == 0 && copies_left
+    }
+}
+
 impl HostSide {
     /// The place of a command.
     fn slot(&self, cid: u16) -> u16 {
@@ -427,6 +449,7 @@ impl HostSide {
                     command.sending = command.sending.saturating_add(1);
                 }
                 stage_h2c_data(stream, &writer, &data, slot, memory.raw());
+                command.queued_to = Some(stream.out.mark());
             }
             self.complete(data.cid);
         }
@@ -455,6 +478,10 @@ impl HostSide {
         let arrived = match (command.intact, command.c2h.is_complete()) {
             (false, _) => Arrived::Corrupt,
             (true, false) => Arrived::Short,
+            (true, true) if !command.had_left && cqe.status().is_success() => Arrived::NotTaken {
+                asked_bytes: command.r2t.asked_bytes(),
+                total_bytes: command.r2t.total_bytes(),
+            },
             (true, true) => Arrived::Whole,
         };
         self.events.push_back(HostQueueEvent::Response {
@@ -494,7 +521,9 @@ impl Side for HostSide {
             Pdu::IcResp(response) => self.ic_resp(stream, &response),
             Pdu::CapsuleResp(cqe) => {
                 let cid = cqe.cid.get();
-                self.command(PduType::CAPSULE_RESP, cid)?.response = Some(cqe);
+                let command = self.command(PduType::CAPSULE_RESP, cid)?;
+                command.had_left = command.has_left(&stream.out);
+                command.response = Some(cqe);
                 self.complete(cid);
             }
             Pdu::R2t(r2t) => self.r2t(&r2t)?,

@@ -43,6 +43,8 @@ struct TcpHostConnection {
     link: Link,
     /// Whether the epoll descriptor tells when the socket can send.
     awaits_room: bool,
+    /// A command has failed because the controller had not taken its data.
+    told_not_taken: bool,
 }
 
 /// A connection being made.
@@ -261,6 +263,7 @@ impl TcpHostWire {
             queue: HostQueue::new(request, commands, queue.flow_control, now_us),
             link: Link::new(stream).map_err(failed)?,
             awaits_room: false,
+            told_not_taken: false,
         };
         connection.flush(&self.epoll);
         Ok(Step::SettingUp(Box::new(connection)))
@@ -349,11 +352,14 @@ impl TcpHostConnection {
         let before = events.len();
         while let Some(event) = self.queue.poll_event() {
             let event = match event {
-                HostQueueEvent::Response { cqe, arrived, .. } => HostEvent::Response(Response {
-                    cqe: outcome(self.qid, cqe, arrived),
-                    is_corrupt: arrived == Arrived::Corrupt,
-                    invalidated: None,
-                }),
+                HostQueueEvent::Response { cqe, arrived, .. } => {
+                    self.tell_not_taken(&cqe, arrived);
+                    HostEvent::Response(Response {
+                        cqe: outcome(self.qid, cqe, arrived),
+                        is_corrupt: arrived == Arrived::Corrupt,
+                        invalidated: None,
+                    })
+                }
                 HostQueueEvent::Ended(EndReason::Violation(what)) => {
                     HostEvent::Ended(Box::new(HostEnd::Violation(what)))
                 }
@@ -369,16 +375,50 @@ impl TcpHostConnection {
         }
         events.len() > before
     }
+
+    /// Says of the first command so of this connection what was wrong with its success.
+    fn tell_not_taken(&mut self, cqe: &Cqe, arrived: Arrived) {
+        if let Arrived::NotTaken {
+            asked_bytes,
+            total_bytes,
+        } = arrived
+            && !std::mem::replace(&mut self.told_not_taken, true)
+        {
+            let (qid, cid) = (self.qid, cqe.cid.get());
+            let what = not_taken_text(asked_bytes, total_bytes);
+            tracing::warn!(
+                qid,
+                cid,
+                "{what}; such commands fail with Data Transfer Error"
+            );
+        }
+    }
+}
+
+fn not_taken_text(asked_bytes: u32, total_bytes: u32) -> String {
+    if asked_bytes < total_bytes {
+        format!(
+            "the controller said success but asked for {asked_bytes} of {total_bytes} bytes of the command's data, \
+             expected R2Ts for all of it before: the data is not written, and the fault is the controller's"
+        )
+    } else {
+        format!(
+            "the controller said success before it had the {total_bytes} bytes of the command's data that it asked \
+             for, expected after them: the data is not written, and the fault is the controller's"
+        )
+    }
 }
 
 /// The completion of a command whose data has arrived so. Data that does not fit its digest fails
 /// the command with Transient Transport Error, as NVMe over TCP Transport 1.1 has it for digest
 /// errors that are not fatal. Data of I/O that did not come as a whole has not been read, whatever
-/// the status says; what is shorter of an Admin command's has zeroes behind it.
+/// the status says; what is shorter of an Admin command's has zeroes behind it. Data that the
+/// controller cannot have had has not been written, on any queue.
 fn outcome(qid: u16, cqe: Cqe, arrived: Arrived) -> Cqe {
     let status = match arrived {
         Arrived::Corrupt => Status::TRANSIENT_TRANSPORT_ERROR,
         Arrived::Short if qid > 0 => Status::DATA_TRANSFER_ERROR,
+        Arrived::NotTaken { .. } => Status::DATA_TRANSFER_ERROR,
         Arrived::Short | Arrived::Whole => return cqe,
     };
     if cqe.status().is_success() {

@@ -173,6 +173,59 @@ pub(crate) fn data_that_came_in_part_is_not_taken_for_whole(over: Over) {
     assert_eq!(whole, Status::SUCCESS, "{over:?}");
 }
 
+/// How much of the 40,000 bytes of a command the controller asks for before its response, and
+/// whether it lets the host send that first.
+const TAKES: [(u32, bool); 5] = [
+    (0, true),
+    (4096, true),
+    (20_000, true),
+    (40_000, false),
+    (40_000, true),
+];
+
+pub(crate) fn data_that_was_not_taken_does_not_count_as_written(over: Over) {
+    if !over.can(over.is_tcp(), "the host does not see what is read there") {
+        return;
+    }
+    let mut world = World::new(over);
+    for qid in [IO, ADMIN] {
+        for ((asked_bytes, waits), sent) in TAKES
+            .into_iter()
+            .flat_map(|takes| [Status::SUCCESS, Status::INVALID_FIELD].map(|sent| (takes, sent)))
+        {
+            let command = world.command(qid, Given::ToController, 40_000);
+            if asked_bytes > 0 {
+                world.controller.pull(&command, 0, asked_bytes);
+            }
+            if asked_bytes > 0 && waits {
+                let mut pulled = Vec::new();
+                world.until("what is pulled", |world| {
+                    pulled.extend(world.controller.take_pulled());
+                    !pulled.is_empty()
+                });
+            }
+            let cid = command.sqe.cid.get();
+            world.respond_with(&command, Cqe::new(cid, 0, sent, 0), true);
+            world.take_back(&command);
+            let response = world.seen.iter().find_map(|seen| match seen {
+                Seen::Response(_, cqe) if cqe.cid.get() == cid => Some(cqe.status()),
+                _ => None,
+            });
+            let expected = match (sent, asked_bytes, waits) {
+                (Status::SUCCESS, 40_000, true) => Status::SUCCESS,
+                (Status::SUCCESS, ..) => Status::DATA_TRANSFER_ERROR,
+                (failed, ..) => failed,
+            };
+            let what = format!("{over:?}: {qid}: {asked_bytes} {waits} {sent:?}");
+            assert_eq!(response, Some(expected), "{what}");
+            world.seen.clear();
+            // What is still pulled has to leave, so that the next pull is told from it.
+            world.quiet_turns();
+            world.controller.take_pulled();
+        }
+    }
+}
+
 pub(crate) fn data_that_does_not_fit_its_digest_fails_its_command_alone(over: Over) {
     if !over.can(over == Over::TcpWithDigests, "it has no digests") {
         return;

@@ -49,6 +49,7 @@ const CASES: &[Case<Over>] = cases! {
     memory::what_is_beside_an_offer_stays_as_it_is
     memory::keys_are_closed_by_either_end
     memory::data_that_came_in_part_is_not_taken_for_whole
+    memory::data_that_was_not_taken_does_not_count_as_written
     memory::data_that_does_not_fit_its_digest_fails_its_command_alone
     bad_controllers::responses_of_no_command
     bad_controllers::messages_that_are_against_the_rules_end_the_queue
