@@ -335,6 +335,16 @@ impl HostQueue {
         self.stream.wants_close()
     }
 
+    /// Whether a TermReq ends the queue, and all that is to be sent has gone to the socket.
+    pub(super) fn has_sent_term_req(&self) -> bool {
+        self.stream.is_terminating() && self.stream.out.is_empty()
+    }
+
+    /// Whether a TermReq ends the queue: the connection may be closed once it has left.
+    pub(super) fn is_terminating(&self) -> bool {
+        self.stream.is_terminating()
+    }
+
     /// The connection is closed: all memory comes back, and then [`HostQueueEvent::Quiesced`].
     pub fn closed(&mut self) {
         let side = &mut self.side;

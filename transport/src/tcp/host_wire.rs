@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -14,13 +15,14 @@ use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_rdma::address_words::{check_families, refused, source_address};
 use capstan_rdma::contract::CmError;
 use capstan_rdma::pacing::do_not_pace;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, connect, socket,
 };
 
 use super::host::{Arrived, HostQueue, HostQueueEvent, Payload};
-use super::limits::SCRATCH_BYTES;
+use super::limits::{LAST_WORD_LOOK_MS, LAST_WORD_US, SCRATCH_BYTES};
 use super::link::{Link, reset_when_closed};
 use crate::host::{HostEnd, HostEvent, Offer, OpenError, OpenQueue, Response, SendError, Span};
 use crate::queue::EndReason;
@@ -219,10 +221,12 @@ impl TcpHostWire {
                         events.push((qid, HostEvent::Connected(None)));
                         Ok(None)
                     }
-                    Some(HostQueueEvent::Ended(reason)) => Err(OpenError::Disconnected(format!(
-                        "before ICResp: {}",
-                        end_text(reason)
-                    ))),
+                    Some(HostQueueEvent::Ended(reason)) => {
+                        let until = Instant::now() + Duration::from_micros(LAST_WORD_US);
+                        connection.send_term_req(until);
+                        let why = end_text(reason);
+                        Err(OpenError::Disconnected(format!("before ICResp: {why}")))
+                    }
                     _ if now_us < deadline_us => Ok(Some(Step::SettingUp(connection))),
                     _ => Err(OpenError::Connection(timed_out("ICResp of"))),
                 }
@@ -284,11 +288,14 @@ impl TcpHostWire {
     ///
     /// Unless it is an `orderly` end, what the kernel has not sent is never sent: an old copy of a
     /// write would come behind the one that is sent again. The same happens when this process is
-    /// killed.
+    /// killed. Where the controller broke the rules the TermReq that says so leaves before, as far
+    /// as that takes no longer than [`LAST_WORD_US`].
     pub fn close(&mut self, orderly: bool) {
         self.opening = None;
         self.waiting.clear();
-        for connection in self.queues.iter_mut().filter_map(Option::take) {
+        let until = Instant::now() + Duration::from_micros(LAST_WORD_US);
+        for mut connection in self.queues.iter_mut().filter_map(Option::take) {
+            connection.send_term_req(until);
             if orderly {
                 connection.link.end_when_closed();
             }
@@ -374,6 +381,38 @@ impl TcpHostConnection {
             events.push((self.qid, event));
         }
         events.len() > before
+    }
+
+    /// Where the controller has broken the rules: sends the TermReq that says so, and waits until
+    /// the controller's machine has it, but not beyond `until`. Only then closing the connection
+    /// leaves it there (NVMe over TCP Transport 1.1, section 3.6.2, H2CTermReq: a host that finds a
+    /// fatal error sends it with FES and FEI, and nothing after it). What has been acknowledged is not in the way of a command that is sent
+    /// again; what has not is dropped with the connection.
+    fn send_term_req(&mut self, until: Instant) {
+        while self.queue.is_terminating() {
+            self.link.send(&mut self.queue);
+            if self.queue.has_sent_term_req() && self.link.unacknowledged_bytes() == 0 {
+                // Nothing is left to drop, and a reset may take from the controller what it has.
+                self.link.end_when_closed();
+                return;
+            }
+            let Some(socket) = self.link.socket() else {
+                return;
+            };
+            let room = match self.link.is_blocked() {
+                true => PollFlags::POLLOUT,
+                false => PollFlags::empty(),
+            };
+            let mut sockets = [PollFd::new(socket, room)];
+            let looked = poll(&mut sockets, LAST_WORD_LOOK_MS);
+            let seen = sockets.first().and_then(PollFd::revents);
+            let broken = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+            let is_over = seen.is_none_or(|seen| seen.intersects(broken))
+                || looked.is_err_and(|error| error != nix::Error::EINTR);
+            if is_over || Instant::now() >= until {
+                return;
+            }
+        }
     }
 
     /// Says of the first command so of this connection what was wrong with its success.

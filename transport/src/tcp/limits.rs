@@ -36,6 +36,14 @@ pub const SETUP_US: u64 = 10_000_000;
 /// and to close (NVMe over TCP Transport 1.1, section 3.6.1).
 pub const TERM_US: u64 = 30_000_000;
 
+/// A host that closes a connection with a fault waits so long for the controller's machine to
+/// acknowledge the TermReq: the acknowledgement is due in less than half a second (RFC 1122, section
+/// 4.2.3.2). Nothing else is done meanwhile on that association, which has lost its queues.
+pub const LAST_WORD_US: u64 = 500_000;
+
+/// Between two looks whether that has come.
+pub const LAST_WORD_LOOK_MS: u16 = 1;
+
 /// A connection makes progress when this many bytes of data have been received from its host, or
 /// acknowledged by it, since the last progress; or all that were left. Without progress it is ended
 /// after 10 s, and after 2 s while other hosts wait for buffers that it holds. So the slowest host

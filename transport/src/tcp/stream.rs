@@ -107,6 +107,11 @@ impl Stream {
         self.state == StreamState::Open
     }
 
+    /// Whether it has ended with a TermReq, which may not have left yet.
+    pub(super) fn is_terminating(&self) -> bool {
+        self.state == StreamState::Terminating
+    }
+
     /// The set-up is complete.
     pub(super) fn set_up(&mut self) {
         if self.is_open() {

@@ -20,9 +20,11 @@ use super::config;
 use crate::driver::engine::AssociationEngine;
 use crate::driver::io::{Completion, Io, Op, Source as Submitter};
 use crate::error::ConnectError;
-use crate::host::{AssociationStatus, CommandData, Event as HostEvent};
+use crate::host::{CommandData, Event as HostEvent};
 use crate::options::Transport;
 use crate::scripted::{Answer, IN_CAPSULE_BYTES, LBA_BYTES, NSZE_LBAS, ScriptedController};
+
+mod faults;
 
 struct Queue {
     link: Link,
@@ -48,6 +50,8 @@ pub(crate) struct Peer {
     commands: Vec<(IoCommand, bool)>,
     /// I/O is not answered.
     silent: bool,
+    /// Why queues have ended.
+    ends: Vec<String>,
 }
 
 impl Peer {
@@ -64,6 +68,7 @@ impl Peer {
             scratch: vec![0; 64 << 10],
             commands: Vec::new(),
             silent: false,
+            ends: Vec::new(),
         }
     }
 
@@ -126,11 +131,11 @@ impl Peer {
                 let sqe = pulled.swap_remove(place.unwrap());
                 self.execute(at, &sqe, &bytes_of(&sink));
             }
+            Event::Ended(why) => self.ends.push(why.to_string()),
             Event::Returned(..)
             | Event::Released
             | Event::Fenced(_)
             | Event::Room
-            | Event::Ended(_)
             | Event::Quiesced => {}
         }
     }
@@ -468,27 +473,6 @@ fn a_buffer_that_comes_back_is_out_of_reach_of_its_old_queue() {
     drop(world.engine);
     // Neither the queue nor the request has the lease any more.
     assert_eq!(pool.free_bytes(), free_bytes);
-}
-
-#[test]
-fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
-    let mut world = World::new(Digests::empty());
-    // An ICResp is expected, and a response capsule comes: its type is 05h.
-    let (listener, engine) = (&world.peer.listener, &mut world.engine);
-    listener.set_nonblocking(false).unwrap();
-    engine.turn(Clock.now_us());
-    let (mut stream, _) = listener.accept().unwrap();
-    std::io::Write::write_all(&mut stream, &[5, 0, 24, 0, 24, 0, 0, 0]).unwrap();
-    let end_us = Clock.now_us() + 10_000_000;
-    let cause = loop {
-        engine.turn(Clock.now_us());
-        match engine.status(0) {
-            AssociationStatus::Failed(cause) => break cause,
-            AssociationStatus::Waiting { cause, .. } => break cause,
-            _ => assert!(Clock.now_us() < end_us),
-        }
-    };
-    assert!(cause.to_string().contains("before ICResp"), "{cause}");
 }
 
 #[test]

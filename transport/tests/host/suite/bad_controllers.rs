@@ -31,7 +31,9 @@ pub(crate) fn responses_of_no_command(over: Over) {
         if over.is_tcp() {
             let (is_violation, why) = world.see_end(IO, what);
             assert!(is_violation && why.contains("expected"), "{what}: {why}");
-            world.until("a TermReq", |world| world.controller.is_accused(IO));
+            world.until("a TermReq", |world| {
+                world.controller.accusation(IO).is_some()
+            });
         } else {
             // It is the user's to know its commands.
             world.see(&Seen::Stray(IO, wrong));
@@ -67,7 +69,11 @@ pub(crate) fn messages_that_are_against_the_rules_end_the_queue(over: Over) {
             "{over:?}: {what}: {why}"
         );
         if over.is_tcp() {
-            world.until("a TermReq", |world| world.controller.is_accused(IO));
+            // As its user does, which sends nothing more on a queue that has ended.
+            world.wire.close(false);
+            world.until("the end", |world| world.controller.has_ended(IO));
+            let accusation = world.controller.accusation(IO);
+            assert!(accusation.is_some(), "{over:?}: {what}");
         }
         world.close(false, &[read, write], what);
     }

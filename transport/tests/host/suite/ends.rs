@@ -170,6 +170,6 @@ pub(crate) fn what_was_sent_arrives_before_an_end_in_order(over: Over) {
     world.close(true, &[], "in order");
     let commands = world.controller.take_commands();
     assert_eq!(commands.len(), 5, "{over:?}");
-    world.until("the end", |world| world.controller.is_accused(IO));
+    world.until("the end", |world| world.controller.has_ended(IO));
     assert!(!world.controller.was_reset(IO), "{over:?}");
 }

@@ -107,8 +107,14 @@ pub(crate) trait Controller {
     /// Sends a message, or bytes of PDUs.
     fn send_raw(&mut self, qid: u16, bytes: &[u8]);
     fn ends(&mut self, qid: u16, how: PeerEnd);
-    /// Whether the host has said that this side has broken the rules, or ended the connection.
-    fn is_accused(&self, qid: u16) -> bool;
+    /// FES and FEI of the TermReq in which the host has said that this side has broken the rules.
+    fn accusation(&self, _: u16) -> Option<(u16, u32)> {
+        panic!("only NVMe/TCP has such a message");
+    }
+    /// Whether the host has ended the connection.
+    fn has_ended(&self, _: u16) -> bool {
+        panic!("only NVMe/TCP is asked");
+    }
     /// Whether the host has reset its TCP connection, which drops what the kernel has not sent.
     fn was_reset(&self, _: u16) -> bool {
         panic!("only NVMe/TCP is asked");

@@ -326,9 +326,4 @@ impl Controller for RdmaController {
             self.cm.destroy(peer.id);
         }
     }
-
-    fn is_accused(&self, qid: u16) -> bool {
-        let peer = self.peers.iter().find(|peer| peer.qid == qid);
-        peer.is_none_or(|peer| peer.has_failed)
-    }
 }

@@ -276,8 +276,13 @@ impl Controller for TcpController {
         peer.is_some_and(|peer| peer.was_reset)
     }
 
-    fn is_accused(&self, qid: u16) -> bool {
+    fn accusation(&self, qid: u16) -> Option<(u16, u32)> {
         let peer = self.peers.iter().find(|peer| peer.qid == qid);
-        peer.is_none_or(|peer| peer.is_accused)
+        peer.and_then(|peer| peer.accusation)
+    }
+
+    fn has_ended(&self, qid: u16) -> bool {
+        let peer = self.peers.iter().find(|peer| peer.qid == qid);
+        peer.is_none_or(|peer| peer.has_ended)
     }
 }

@@ -36,8 +36,10 @@ pub(crate) struct Peer {
     pub(crate) due_at_bytes: u32,
     pub(crate) commands: Vec<Command>,
     pub(crate) pulled: Vec<Vec<u8>>,
-    /// The host has sent a TermReq or ended the connection.
-    pub(crate) is_accused: bool,
+    /// FES and FEI of the TermReq that the host has sent.
+    pub(crate) accusation: Option<(u16, u32)>,
+    /// The host has ended the connection.
+    pub(crate) has_ended: bool,
     /// The connection was reset, and not closed.
     pub(crate) was_reset: bool,
 }
@@ -56,7 +58,8 @@ impl Peer {
             due_at_bytes: 0,
             commands: Vec::new(),
             pulled: Vec::new(),
-            is_accused: false,
+            accusation: None,
+            has_ended: false,
             was_reset: false,
         }
     }
@@ -67,10 +70,10 @@ impl Peer {
             match self.socket.receive(&mut bytes) {
                 Received::Bytes(count) => self.take(&bytes[..count]),
                 Received::Nothing => return,
-                Received::Closed => self.is_accused = true,
+                Received::Closed => self.has_ended = true,
                 Received::Reset => {
                     self.was_reset = true;
-                    self.is_accused = true;
+                    self.has_ended = true;
                 }
             }
         }
@@ -131,7 +134,10 @@ impl Peer {
                     is_last: data.last,
                 });
             }
-            Pdu::TermReq { .. } => self.is_accused = true,
+            Pdu::TermReq {
+                status,
+                information,
+            } => self.accusation = Some((status.0, information)),
             other => panic!("{other:?} to a controller"),
         }
     }
@@ -158,7 +164,7 @@ impl Peer {
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         if !self.socket.write(bytes) {
             self.socket.stream = None;
-            self.is_accused = true;
+            self.has_ended = true;
         }
     }
 

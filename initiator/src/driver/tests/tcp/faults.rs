@@ -1,0 +1,71 @@
+//! Controllers that break the rules, and what is held against them.
+
+use std::io::{Read as _, Write as _};
+use std::time::Duration;
+
+use capstan_nvme_proto::tcp::setup::Digests;
+use capstan_reactor::Clock;
+
+use super::{LBA_BYTES, Op, World, pattern};
+use crate::host::AssociationStatus;
+
+#[test]
+fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
+    let mut world = World::new(Digests::empty());
+    // An ICResp is expected, and a response capsule comes: its type is 05h.
+    let (listener, engine) = (&world.peer.listener, &mut world.engine);
+    listener.set_nonblocking(false).unwrap();
+    engine.turn(Clock.now_us());
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(&[5, 0, 24, 0, 24, 0, 0, 0]).unwrap();
+    let end_us = Clock.now_us() + 10_000_000;
+    let cause = loop {
+        engine.turn(Clock.now_us());
+        match engine.status(0) {
+            AssociationStatus::Failed(cause) => break cause,
+            AssociationStatus::Waiting { cause, .. } => break cause,
+            _ => assert!(Clock.now_us() < end_us),
+        }
+    };
+    assert!(cause.to_string().contains("before ICResp"), "{cause}");
+    let mut sent = Vec::new();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    stream.read_to_end(&mut sent).unwrap();
+    // Behind ICReq: an H2CTermReq, 02h, with FES 02h (PDU Sequence Error).
+    assert_eq!((sent[128], &sent[136..138]), (0x02, &[0x02, 0][..]));
+}
+
+/// On a queue at work: what breaks the rules is named on the wire before the connection ends.
+#[test]
+fn a_controller_that_breaks_the_rules_is_told_before_the_connection_ends() {
+    // FES 01h (Invalid PDU Header Field), FEI the offsets of PDU-Type and of CCCID.
+    let data_of_no_command = [7, 4, 24, 24, 28, 0, 0, 0, 0x77, 0x77, 0, 0, 0, 0, 0, 0, 4];
+    for (bytes, expected) in [
+        (&b"HTTP/1.1 400 Bad Request"[..], "FEI 0h"),
+        (
+            &[data_of_no_command.as_slice(), &[0; 11]].concat(),
+            "FEI 8h",
+        ),
+    ] {
+        let mut world = World::live(Digests::empty());
+        world.peer.silent = true;
+        // Data that is on its way to the controller is no obstacle.
+        let buffer = world.buffer(&pattern(100));
+        let write = Op::Write {
+            slba: 0,
+            nlb: 100,
+            fua: false,
+        };
+        world.submit(write, Some(buffer));
+        world.until(|world| !world.peer.commands.is_empty());
+        let mut queues = world.peer.queues.iter();
+        let socket = queues.find(|queue| queue.qid == 1).unwrap().link.socket();
+        nix::unistd::write(socket.unwrap(), bytes).unwrap();
+        world.until(|world| !world.peer.ends.is_empty());
+        let said = &world.peer.ends;
+        let accuses = |end: &&String| end.contains("TermReq: FES 01h") && end.ends_with(expected);
+        assert_eq!(said.iter().filter(accuses).count(), 1, "{said:?}");
+    }
+}
