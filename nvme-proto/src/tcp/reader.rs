@@ -39,12 +39,14 @@
 //! ```
 //!
 //! Source: NVMe over TCP Transport 1.1, section 3.6.2. Of several faults of a header the one at the
-//! lowest offset is reported. Reserved fields and flags are not looked at.
+//! lowest offset is reported. Two wait for what tells whether they are faults: a PDO is looked at
+//! where PLEN has room for the header, and DDGSTF where HLEN, PDO and PLEN say that data follows or
+//! that none does. Reserved fields and flags are not looked at.
 
 mod bare_capsule;
 mod lengths;
 
-use lengths::{data_bytes, data_bytes_or_digest, head_bytes};
+use lengths::{data_bytes, head_bytes};
 use zerocopy::FromBytes;
 
 use super::Role;
@@ -63,6 +65,9 @@ use crate::sqe::Sqe;
 
 /// The largest header, and as much as any header with its digest.
 const HEADER_MAX_BYTES: usize = 128;
+
+/// What FLAGS should say of digests.
+const AGREED_DIGESTS: &str = "the digests that were agreed on";
 
 /// The header of a PDU, understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -351,22 +356,11 @@ impl PduReader {
             check_term_req(common)?;
         }
         let digests = self.digests(pdu);
-        let data_bytes = data_bytes(common, digests);
         let flags = PduFlags::from_bits_retain(common.flags);
-        if pdu.has_header_digest() {
-            let mut expected = PduFlags::empty();
-            expected.set(PduFlags::HEADER_DIGEST, digests.contains(Digests::HEADER));
-            let mut looked_at = PduFlags::HEADER_DIGEST;
-            if pdu.has_data() {
-                let data_digest =
-                    digests.contains(Digests::DATA) && data_bytes_or_digest(common, digests) != 0;
-                expected.set(PduFlags::DATA_DIGEST, data_digest);
-                looked_at |= PduFlags::DATA_DIGEST;
-            }
-            if flags & looked_at != expected {
-                let expected = "the digests that were agreed on";
-                return invalid("FLAGS", 1, u32::from(common.flags), expected);
-            }
+        if pdu.has_header_digest()
+            && flags.contains(PduFlags::HEADER_DIGEST) != digests.contains(Digests::HEADER)
+        {
+            return invalid("FLAGS", 1, u32::from(common.flags), AGREED_DIGESTS);
         }
         if pdu == PduType::C2H_DATA
             && flags.contains(PduFlags::SUCCESS)
@@ -386,19 +380,31 @@ impl PduReader {
             }
             return Ok(usize::try_from(head_bytes).unwrap_or(usize::MAX));
         }
-        self.check_data_place(common, head_bytes, data_bytes)
+        if plen < head_bytes {
+            return invalid("PLEN", 4, plen, "at least the bytes of the header");
+        }
+        self.check_data_place(common, head_bytes, digests)
     }
 
-    /// PDO and PLEN of a PDU that can have data.
+    /// PDO, PLEN and the data digest of a PDU that can have data and is not shorter than its header.
     fn check_data_place(
         &self,
         common: &CommonHeader,
         head_bytes: u32,
-        data_bytes: u32,
+        digests: Digests,
     ) -> Result<usize, Fault> {
         let pdu = common.pdu_type;
         let plen = common.plen.get();
+        let data_bytes = data_bytes(common, digests);
+        let has_digest = PduFlags::from_bits_retain(common.flags).contains(PduFlags::DATA_DIGEST);
+        let wrong_digest = || {
+            let flags = u32::from(common.flags);
+            Err(Fault::header_field(pdu, "FLAGS", 1, flags, AGREED_DIGESTS))
+        };
         if plen == head_bytes {
+            if has_digest {
+                return wrong_digest();
+            }
             if pdu == PduType::CAPSULE_CMD {
                 return Ok(usize::try_from(head_bytes).unwrap_or(usize::MAX));
             }
@@ -413,6 +419,9 @@ impl PduReader {
         if pdo < head_bytes || common.pdo.checked_rem(alignment) != Some(0) {
             let expected = "a multiple of the alignment that was agreed on, behind the header";
             return Err(Fault::header_field(pdu, "PDO", 3, pdo, expected));
+        }
+        if has_digest != digests.contains(Digests::DATA) && plen > pdo {
+            return wrong_digest();
         }
         let (most_bytes, expected) = if pdu == PduType::CAPSULE_CMD {
             (

@@ -111,6 +111,43 @@ fn each_field_of_a_command_capsule_has_its_offset() {
     assert_eq!(fault(&open, &two), (INVALID, 2));
 }
 
+/// Whether data follows, and a digest behind it, is known of lengths that fit only.
+#[test]
+fn wrong_lengths_are_not_taken_for_a_missing_data_digest() {
+    for digests in [
+        Digests::empty(),
+        Digests::HEADER,
+        Digests::DATA,
+        Digests::all(),
+    ] {
+        let (open, agreed) = reader(Role::Controller, digests, 0);
+        let writer = PduWriter::new(Role::Host, &agreed);
+        let bare = writer.capsule_cmd(&Sqe::new(2, 0, 1), 0);
+        let bare = bare.as_bytes();
+        let head_bytes = u8::try_from(bare.len()).expect("a header and its digest");
+        let data = H2cData {
+            cid: 0,
+            ttag: 0,
+            offset_bytes: 0,
+            length_bytes: 512,
+            last: true,
+        };
+        let h2c_data = writer.h2c_data(&data);
+        let h2c_data = h2c_data.as_bytes();
+        for (what, good, at, byte, fei) in [
+            ("HLEN of a capsule", bare, 2, 71, 2),
+            ("PLEN less than a header", bare, 4, 8, 4),
+            ("PLEN a byte short", bare, 4, head_bytes - 1, 4),
+            ("PLEN beyond a header, PDO 0", bare, 4, head_bytes + 3, 3),
+            ("HLEN of H2CData", h2c_data, 2, 23, 2),
+            ("PDO of H2CData", h2c_data, 3, 8, 3),
+        ] {
+            let found = changed(&open, good, at, byte);
+            assert_eq!(found, (INVALID, fei), "{digests:?}: {what}");
+        }
+    }
+}
+
 #[test]
 fn reserved_flags_and_fields_are_not_looked_at() {
     let (mut open, agreed) = reader(Role::Controller, Digests::empty(), 0);

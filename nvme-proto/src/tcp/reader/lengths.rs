@@ -17,7 +17,7 @@ pub(super) fn head_bytes(common: &CommonHeader, digests: Digests) -> u32 {
 }
 
 /// Bytes that PLEN leaves for data and its digest.
-pub(super) fn data_bytes_or_digest(common: &CommonHeader, digests: Digests) -> u32 {
+fn data_bytes_or_digest(common: &CommonHeader, digests: Digests) -> u32 {
     let plen = common.plen.get();
     if plen == head_bytes(common, digests) {
         return 0;
