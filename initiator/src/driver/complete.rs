@@ -18,6 +18,11 @@ impl AssociationEngine {
     /// A response has come. The command is finished once its memory is back.
     #[inline]
     pub(super) fn response(&mut self, qid: u16, response: &Response, now_us: u64) {
+        if self.host.closes_next() {
+            // It came with the end of another queue. All are given up, and the host has forgotten
+            // its commands: this one counts as unanswered.
+            return;
+        }
         let cqe = &response.cqe;
         let slot = match self.host.take_response(qid, cqe, now_us) {
             Ok(slot) => slot,

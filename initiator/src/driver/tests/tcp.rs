@@ -50,6 +50,8 @@ pub(crate) struct Peer {
     commands: Vec<(IoCommand, bool)>,
     /// I/O is not answered.
     silent: bool,
+    /// QID and CID of those.
+    unanswered: Vec<(u16, u16)>,
     /// Why queues have ended.
     ends: Vec<String>,
 }
@@ -68,6 +70,7 @@ impl Peer {
             scratch: vec![0; 64 << 10],
             commands: Vec::new(),
             silent: false,
+            unanswered: Vec::new(),
             ends: Vec::new(),
         }
     }
@@ -197,6 +200,7 @@ impl Peer {
             return;
         }
         if self.silent {
+            self.unanswered.push((qid, sqe.cid.get()));
             return;
         }
         let place = |slba: u64, nlb: u32| {

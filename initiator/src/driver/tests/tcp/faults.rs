@@ -3,10 +3,12 @@
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::status::Status as CommandStatus;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_reactor::Clock;
 
-use super::{LBA_BYTES, Op, World, pattern};
+use super::{LBA_BYTES, Op, Queue, World, pattern};
 use crate::host::AssociationStatus;
 
 #[test]
@@ -68,4 +70,37 @@ fn a_controller_that_breaks_the_rules_is_told_before_the_connection_ends() {
         let accuses = |end: &&String| end.contains("TermReq: FES 01h") && end.ends_with(expected);
         assert_eq!(said.iter().filter(accuses).count(), 1, "{said:?}");
     }
+}
+
+/// A response that comes with the end of another queue answers no command any more, and its
+/// controller is not at fault.
+#[test]
+fn responses_that_come_with_an_end_are_not_held_against_the_controller() {
+    let mut world = World::live(Digests::empty());
+    world.peer.silent = true;
+    let read = |slba| Op::Read { slba, nlb: 1 };
+    for slba in 0..2 {
+        let buffer = world.buffer(&[0xEE; LBA_BYTES]);
+        world.submit(read(slba), Some(buffer));
+    }
+    world.until(|world| world.peer.commands.len() == 2);
+    let at = |world: &World, qid| {
+        let mut queues = world.peer.queues.iter();
+        queues.position(|queue| queue.qid == qid).unwrap()
+    };
+    // On the second queue a response follows, in the same turn of the host.
+    let second = at(&world, 2);
+    let Queue { queue, link, .. } = &mut world.peer.queues[second];
+    let sqhd = Cqe::SQHD_FLOW_CONTROL_DISABLED;
+    for (qid, cid) in std::mem::take(&mut world.peer.unanswered) {
+        if qid == 2 {
+            queue.respond(&Cqe::new(cid, sqhd, CommandStatus::INVALID_FIELD, 0));
+        }
+    }
+    link.send(queue);
+    let first = at(&world, 1);
+    world.peer.queues.swap_remove(first);
+    world.engine.turn(Clock.now_us());
+    world.until(|world| world.events.iter().any(|event| event.starts_with("lost")));
+    assert_eq!(world.engine.host().counters().bad_cid, 0);
 }
