@@ -365,8 +365,14 @@ mod tests {
             };
             Candidate::in_order(&options, &[address])
         };
-        assert_eq!(candidates(ProviderPreference::Verbs), [Candidate::Verbs, Candidate::Tcp]);
-        assert_eq!(candidates(ProviderPreference::Iwarp), [Candidate::Iwarp, Candidate::Tcp]);
+        assert_eq!(
+            candidates(ProviderPreference::Verbs),
+            [Candidate::Verbs, Candidate::Tcp]
+        );
+        assert_eq!(
+            candidates(ProviderPreference::Iwarp),
+            [Candidate::Iwarp, Candidate::Tcp]
+        );
     }
 
     /// They would be left out without a word.

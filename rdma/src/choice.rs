@@ -61,16 +61,19 @@ pub type Beside = (Box<dyn ConnectionManager>, Option<Rc<OtherStreams>>);
 impl ProviderKind {
     /// As [`ProviderKind::connection_manager`], and its listeners take connections of another TCP
     /// protocol as well, where the provider has TCP sockets of its own: those that begin with
-    /// `first_byte`.
+    /// one of `first_bytes`.
     ///
     /// # Errors
     /// As there.
-    pub fn connection_manager_beside(self, first_byte: u8) -> Result<Beside, RdmaError> {
+    pub fn connection_manager_beside(
+        self,
+        first_bytes: &'static [u8],
+    ) -> Result<Beside, RdmaError> {
         match self {
             Self::Verbs => Ok((self.connection_manager()?, None)),
             Self::Iwarp => {
                 let provider = iwarp::Provider::new(iwarp::Config::default())?;
-                let (manager, others) = provider.connection_manager_beside(first_byte)?;
+                let (manager, others) = provider.connection_manager_beside(first_bytes)?;
                 Ok((manager, Some(others)))
             }
         }

@@ -2,7 +2,7 @@
 //! refuses is refused by the others.
 
 use capstan_config::{Config, Listener, ProviderChoice};
-use capstan_rdma::{ChoiceError, ProviderPreference, ProviderKind};
+use capstan_rdma::{ChoiceError, ProviderKind, ProviderPreference};
 
 /// The provider of a listener.
 pub(crate) struct Chosen {

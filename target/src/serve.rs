@@ -47,6 +47,15 @@ use crate::tcp_port::{self, OWN_LISTENER, TcpPort};
 
 type ReactorThread = JoinHandle<Result<(), RunError>>;
 
+/// The PDUs of hosts, each by its type, its first byte. A connection begins with ICReq; one that
+/// begins with another of them is told so in a C2HTermReq.
+const HOSTS_PDUS: &[u8] = &[
+    PduType::IC_REQ.0,
+    PduType::H2C_TERM_REQ.0,
+    PduType::CAPSULE_CMD.0,
+    PduType::H2C_DATA.0,
+];
+
 /// A target that is running.
 pub struct Running {
     control: Arc<ControlPlane>,
@@ -418,7 +427,7 @@ impl Starting {
         let mut managers = Vec::new();
         for kind in &kinds {
             let name = kind.name();
-            let manager = kind.connection_manager_beside(PduType::IC_REQ.0);
+            let manager = kind.connection_manager_beside(HOSTS_PDUS);
             let manager =
                 manager.with_context(|| format!("the {name} provider cannot be set up"))?;
             managers.push((name, manager));

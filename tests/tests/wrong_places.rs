@@ -65,6 +65,41 @@ fn what_does_not_speak_nvme_over_tcp_is_shown_by_its_first_bytes() {
     }
 }
 
+/// The other way round: what connects to a target and is no host of it.
+#[test]
+fn what_connects_to_a_target_and_is_no_host_is_named() {
+    let at = own_address();
+    let daemon = Daemon::start("ram:1MiB", 4096, at);
+    let connect = |bytes: &[u8]| {
+        let mut stream = std::net::TcpStream::connect(at).expect("the target listens");
+        let patience = std::time::Duration::from_secs(10);
+        stream.set_read_timeout(Some(patience)).expect("a socket");
+        stream.write_all(bytes).expect("it is read");
+        stream
+    };
+    // A command capsule and H2CData before ICReq: C2HTermReq, 03h, with FES 02h (PDU Sequence Error).
+    for (pdu_type, hlen) in [(4, 72), (6, 24)] {
+        let mut bytes = [0; 72];
+        (bytes[0], bytes[2], bytes[4]) = (pdu_type, hlen, hlen);
+        let mut term = [0; 24];
+        let read = connect(&bytes).read_exact(&mut term);
+        read.expect("a C2HTermReq of 24 bytes and more");
+        assert_eq!((term[0], term[8], term[9]), (3, 2, 0), "{pdu_type:02X}h");
+    }
+    let mut hello = [0x11; 205];
+    hello[..11].copy_from_slice(&[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3]);
+    for (bytes, words) in [
+        (&hello[..], "TLS ClientHello"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "a request of HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", "the version of an SSH client"),
+    ] {
+        let stream = connect(bytes);
+        daemon.wait_for_log(&[words]);
+        drop(stream);
+    }
+    assert!(daemon.stop().success());
+}
+
 #[test]
 fn the_discovery_subsystem_is_no_place_for_io_and_what_has_namespaces_is_named() {
     let at = own_address();

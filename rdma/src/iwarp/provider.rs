@@ -36,15 +36,15 @@ impl Provider {
     }
 
     /// The same, whose listeners take connections of another protocol as well: those whose first
-    /// byte is `first_byte`, which is none that MPA begins with.
+    /// byte is one of `first_bytes`, with none of which MPA begins.
     ///
     /// # Errors
     /// The system has no descriptors left.
     pub fn connection_manager_beside(
         &self,
-        first_byte: u8,
+        first_bytes: &'static [u8],
     ) -> Result<(Box<dyn ConnectionManager>, Rc<OtherStreams>), RdmaError> {
-        let others = Rc::new(OtherStreams::new(first_byte));
+        let others = Rc::new(OtherStreams::new(first_bytes));
         let manager = Manager::new(&self.engine, Some(Rc::clone(&others)))?;
         Ok((Box::new(manager), others))
     }

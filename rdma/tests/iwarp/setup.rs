@@ -434,7 +434,7 @@ fn markers_are_refused_with_a_reason() {
 #[test]
 fn a_listener_hands_over_what_speaks_the_other_protocol() {
     let provider = Provider::new(Config::default()).unwrap();
-    let (mut cm, others) = provider.connection_manager_beside(0).unwrap();
+    let (mut cm, others) = provider.connection_manager_beside(&[0]).unwrap();
     let (listener, at) = cm.listen(any(), 4).unwrap();
     let mut streams = ["\0and what follows, which is longer than a frame", "\0"].map(|text| {
         let mut stream = TcpStream::connect(at).unwrap();

@@ -160,10 +160,16 @@ fn a_command_that_kills_the_connection_each_time_is_given_up() {
     let buffer = world.buffer(1, 0);
     world.submit(1, Op::Read { slba: 0, nlb: 1 }, Some(buffer));
     let error = world.next().result.unwrap_err();
-    assert!(matches!(error, IoError::Replays { replays: 11, .. }), "{error}");
+    assert!(
+        matches!(error, IoError::Replays { replays: 11, .. }),
+        "{error}"
+    );
     let text = error.to_string();
     let (_, cause) = text.split_once("the last connection was lost: ").unwrap();
-    assert!(!cause.is_empty() && cause != ConnectError::Closed.to_string(), "{text}");
+    assert!(
+        !cause.is_empty() && cause != ConnectError::Closed.to_string(),
+        "{text}"
+    );
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::rc::Weak;
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use zerocopy::IntoBytes;
 
-use super::setup::{self, Agreed, FrameReader, Heard, Read1, peer_depths, write_frame};
+use super::others::stranger_text;
+use super::setup::{self, Agreed, FrameReader, Heard, Read1, ReadError, peer_depths, write_frame};
 use super::{Entry, Manager, OtherStream, SetUpSocket, State, os_error};
 use crate::PEER_CAUSED;
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
@@ -15,7 +16,7 @@ use crate::iwarp::core::Terms;
 use crate::iwarp::driver::rendezvous::is_same_host;
 use crate::iwarp::link::Link;
 use crate::iwarp::link::socket::{listener, tune};
-use crate::iwarp::wire::mpa::FrameKind;
+use crate::iwarp::wire::mpa::{FrameError, FrameKind};
 use crate::strangers::Source;
 
 /// Pause of a listener when the system has no descriptors or memory for another connection.
@@ -254,7 +255,11 @@ impl Manager {
             Ok(Read1::Frame(heard)) => heard,
             Err(error) => {
                 let peer = entry.peer;
-                log_refused(peer, &format!("{error:?}"));
+                if matches!(error, ReadError::Frame(FrameError::Key)) {
+                    log_stranger(peer, half_open.socket.reader.bytes());
+                } else {
+                    log_refused(peer, &format!("{error:?}"));
+                }
                 self.forget(id);
                 return;
             }
@@ -406,4 +411,11 @@ pub(super) fn negotiated(agreed: &Agreed, private_data: PrivateData) -> ConnectP
 /// Logs that a peer did not get as far as a request.
 fn log_refused(peer: Option<SocketAddr>, why: &str) {
     tracing::debug!(?peer, why, "refused a connection during set-up");
+}
+
+/// Logs what a peer began with that is no Request.
+fn log_stranger(peer: Option<SocketAddr>, bytes: &[u8]) {
+    let peer = peer.map(|peer| peer.to_string()).unwrap_or_default();
+    let what = stranger_text(bytes);
+    tracing::warn!(target: PEER_CAUSED, peer, "closed a connection: {what}");
 }

@@ -21,19 +21,19 @@ pub struct OtherStream {
     pub peer: SocketAddr,
 }
 
-/// Connections of another protocol, by the first byte of its streams: the connection manager puts
-/// them here, and the owner of that protocol takes them. Until its first byte has come such a
-/// connection counts among those that have not asked for anything.
+/// Connections of another protocol, by the first byte of its streams, which is one of a few: the
+/// connection manager puts them here, and the owner of that protocol takes them. Until its first
+/// byte has come such a connection counts among those that have not asked for anything.
 #[derive(Debug)]
 pub struct OtherStreams {
-    first_byte: u8,
+    first_bytes: &'static [u8],
     streams: RefCell<VecDeque<OtherStream>>,
 }
 
 impl OtherStreams {
-    pub(in crate::iwarp) fn new(first_byte: u8) -> Self {
+    pub(in crate::iwarp) fn new(first_bytes: &'static [u8]) -> Self {
         Self {
-            first_byte,
+            first_bytes,
             streams: RefCell::default(),
         }
     }
@@ -45,10 +45,75 @@ impl OtherStreams {
 
     /// Whether a connection whose stream begins with `bytes` is one of the other protocol.
     pub(super) fn begins(&self, bytes: &[u8]) -> bool {
-        bytes.first() == Some(&self.first_byte)
+        bytes
+            .first()
+            .is_some_and(|first| self.first_bytes.contains(first))
     }
 
     pub(super) fn add(&self, stream: OtherStream) {
         self.streams.borrow_mut().push_back(stream);
+    }
+}
+
+/// Bytes of an unknown beginning that are shown.
+const SHOWN_BYTES: usize = 8;
+
+/// What a connection begins with that is spoken by nothing here, in words, with what to do.
+pub(super) fn stranger_text(bytes: &[u8]) -> String {
+    let begins = |start: &[u8]| bytes.starts_with(start);
+    // A record of TLS: handshake (22), and the major version 3 of every TLS (RFC 8446, section 5.1).
+    if begins(&[0x16, 0x03]) {
+        return "it begins with a TLS ClientHello, and this listener speaks no TLS: connect without it (--tls), and keep \
+                what crosses the network secret by other means"
+            .to_owned();
+    }
+    let methods: [&[u8]; 6] = [
+        b"GET ",
+        b"HEAD ",
+        b"POST ",
+        b"PUT ",
+        b"OPTIONS ",
+        b"CONNECT ",
+    ];
+    let protocol = if methods.into_iter().any(begins) || begins(b"PRI * HTTP") {
+        "a request of HTTP"
+    } else if begins(b"SSH-") {
+        "the version of an SSH client"
+    } else {
+        "bytes of no protocol that is known here"
+    };
+    let shown = bytes.get(..SHOWN_BYTES).unwrap_or(bytes);
+    format!(
+        "it begins with {protocol} (\"{}\"), expected an MPA Request, or what another protocol of this listener begins \
+         with; look what connects there, and to which port it should",
+        shown.escape_ascii()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stranger_is_called_what_it_is() {
+        let hello = [0x16, 3, 1, 0, 0xC8, 1, 0, 0, 0xC4, 3, 3];
+        for (bytes, words) in [
+            (&hello[..], "a TLS ClientHello"),
+            (b"GET / HTTP/1.1\r\n", "of HTTP (\"GET / HT\")"),
+            (b"PRI * HTTP/2.0\r\n", "of HTTP"),
+            (b"SSH-2.0-x\r\n", "an SSH client"),
+            (&[0xFF, 0, 1], "known here (\"\\xff\\x00\\x01\")"),
+            (b"", "known here (\"\")"),
+        ] {
+            let said = stranger_text(bytes);
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+
+    #[test]
+    fn each_of_the_first_bytes_tells_the_other_protocol() {
+        let others = OtherStreams::new(&[0, 4]);
+        assert!(others.begins(&[0]) && others.begins(&[4, 1]));
+        assert!(!others.begins(b"MPA") && !others.begins(&[]));
     }
 }
