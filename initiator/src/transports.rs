@@ -387,7 +387,8 @@ mod tests {
                 data_digest,
                 ..options(address)
             };
-            let ConnectError::Ladder { failures, .. } = climb(&options, &[address]).err().unwrap()
+            let ConnectError::Transports { failures, .. } =
+                connect(&options, &[address]).err().unwrap()
             else {
                 panic!("not one of several transports");
             };
