@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use capstan_initiator::internals::host::{
-    Action, CommandData, Discovery, Host, HostConfig, SlotIndex, AssociationStatus,
+    Action, AssociationStatus, CommandData, Discovery, Host, HostConfig, SlotIndex,
 };
 use capstan_initiator::{ReplayWrites, Transport};
 use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
@@ -344,7 +344,10 @@ impl World<'_> {
         let slot = self.host.take_response(qid, &cqe, self.now_us);
         let slot = slot.expect("the answer of an outstanding command");
         self.host.release(qid, slot);
-        assert!(!matches!(self.host.status(self.now_us), AssociationStatus::Closed));
+        assert!(!matches!(
+            self.host.status(self.now_us),
+            AssociationStatus::Closed
+        ));
     }
 }
 

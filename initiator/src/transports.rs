@@ -90,7 +90,8 @@ impl fmt::Display for Candidate {
 }
 
 impl Candidate {
-    /// The transports to be tried, in order. What RDMA device reaches an address is known beforehand.
+    /// The transports to be tried, in order. What RDMA device reaches an address is known
+    /// beforehand.
     fn in_order(options: &Options, addresses: &[SocketAddr]) -> Vec<Self> {
         if options.asks_digests() {
             return vec![Self::Tcp];

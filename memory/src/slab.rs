@@ -139,8 +139,8 @@ impl Slab {
         if range.start > range.end || range.end > self.len_bytes {
             return None;
         }
-        // SAFETY: the whole mapping, which is there as long as the slab is borrowed, and whose bytes
-        // this program writes through copies only (decision 0004).
+        // SAFETY: the whole mapping, which is there as long as the slab is borrowed, and whose
+        // bytes this program writes through copies only (decision 0004).
         let all = unsafe { RawBytes::new(self.base, self.len_bytes) };
         Some(all.skip(range.start).first(range.len()))
     }

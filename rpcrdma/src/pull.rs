@@ -5,7 +5,8 @@
 //!   buffer.
 //! * Any other read chunk is one data item that was reduced (RFC 8166, section 3.4.5). It takes a
 //!   buffer of its own, so that the data of a WRITE lies at the beginning of that and goes to a
-//!   file as it is. The stream is not put together again: [`Reader::with_reduced`] goes on behind it.
+//!   file as it is. The stream is not put together again: [`Reader::with_reduced`] goes on behind
+//!   it.
 //!
 //! [`Reader::with_reduced`]: crate::xdr::Reader::with_reduced
 

@@ -63,9 +63,9 @@ fn place(n: u16) -> LbaRange {
     }
 }
 
-/// The host takes no data of its reads. The oldest read that waits is the one that waits for room on
-/// the wire; where that is aborted, the next one does, and those that are left go on when there is
-/// room.
+/// The host takes no data of its reads. The oldest read that waits is the one that waits for room
+/// on the wire; where that is aborted, the next one does, and those that are left go on when there
+/// is room.
 #[test]
 fn a_read_that_waits_for_room_is_aborted_and_those_behind_it_go_on() {
     let target = TestTarget::start(&format!(

@@ -77,7 +77,8 @@ fn what_connects_to_a_target_and_is_no_host_is_named() {
         stream.write_all(bytes).expect("it is read");
         stream
     };
-    // A command capsule and H2CData before ICReq: C2HTermReq, 03h, with FES 02h (PDU Sequence Error).
+    // A command capsule and H2CData before ICReq: C2HTermReq, 03h, with FES 02h (PDU Sequence
+    // Error).
     for (pdu_type, hlen) in [(4, 72), (6, 24)] {
         let mut bytes = [0; 72];
         (bytes[0], bytes[2], bytes[4]) = (pdu_type, hlen, hlen);

@@ -59,8 +59,8 @@ pub(crate) struct ConnectArgs {
     /// RDMA provider; not with `-t tcp` or a digest.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
-    /// A CRC32C of each header, where the target has it; over NVMe/TCP only, so also `-t auto` tries
-    /// that alone.
+    /// A CRC32C of each header, where the target has it; over NVMe/TCP only, so also `-t auto`
+    /// tries that alone.
     #[arg(long)]
     pub(crate) hdr_digest: bool,
     /// A CRC32C of all data, where the target has it; as --hdr-digest.

@@ -386,7 +386,8 @@ impl PduReader {
         self.check_data_place(common, head_bytes, digests)
     }
 
-    /// PDO, PLEN and the data digest of a PDU that can have data and is not shorter than its header.
+    /// PDO, PLEN and the data digest of a PDU that can have data and is not shorter than its
+    /// header.
     fn check_data_place(
         &self,
         common: &CommonHeader,

@@ -296,8 +296,8 @@ impl<'a> Reader<'a> {
     }
 
     /// The count of a Variable-Length Array of at most `max` elements (RFC 4506, section 4.13),
-    /// each of which takes at least `element_min_bytes` of the stream: what is left is enough for them,
-    /// so that room for so many may be made.
+    /// each of which takes at least `element_min_bytes` of the stream: what is left is enough for
+    /// them, so that room for so many may be made.
     ///
     /// # Errors
     /// As [`Reader::opaque`].

@@ -10,9 +10,9 @@
 //! enough. A fence keeps older commands from the medium. A connection that ends starts no storage
 //! operation: it takes in no capsule (`recv`), a pull that completes goes no further
 //! (`execute::on_pulled`), and neither does a command behind an operation that was under way
-//! (`on_medium::on_disk`). What may still land is data of pulls, in buffers that belong to the queue
-//! until it has quiesced: no other command gets them before that. To wait for it would let a host
-//! that closes slowly keep its next association out for the time that a connection has to end.
+//! (`on_medium::on_disk`). What may still land is data of pulls, in buffers that belong to the
+//! queue until it has quiesced: no other command gets them before that. To wait for it would let a
+//! host that closes slowly keep its next association out for the time that a connection has to end.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Hosts that make no progress: they leave a pull of their memory unanswered, or take no data and no
-//! responses. Other hosts need the buffers that their commands hold, so their connections end,
+//! Hosts that make no progress: they leave a pull of their memory unanswered, or take no data and
+//! no responses. Other hosts need the buffers that their commands hold, so their connections end,
 //! whatever their Keep Alive Timeout. What is overdue is told in the words of the transport.
 //!
 //! While anything is under way, each connection is looked at periodically, and consecutive looks at
@@ -33,8 +33,8 @@ pub(super) struct Progress {
     /// Consecutive looks at which anything was under way and nothing had moved; where the queue
     /// knows its headway, nothing of what the host is to take.
     send_looks: u32,
-    /// Consecutive looks at which a new association waited for the rest of what had begun to arrive,
-    /// and no pull of the connection went on.
+    /// Consecutive looks at which a new association waited for the rest of what had begun to
+    /// arrive, and no pull of the connection went on.
     begun_looks: u32,
 }
 

@@ -386,8 +386,8 @@ impl TcpHostConnection {
     /// Where the controller has broken the rules: sends the TermReq that says so, and waits until
     /// the controller's machine has it, but not beyond `until`. Only then closing the connection
     /// leaves it there (NVMe over TCP Transport 1.1, section 3.6.2, H2CTermReq: a host that finds a
-    /// fatal error sends it with FES and FEI, and nothing after it). What has been acknowledged is not in the way of a command that is sent
-    /// again; what has not is dropped with the connection.
+    /// fatal error sends it with FES and FEI, and nothing after it). What has been acknowledged is
+    /// not in the way of a command that is sent again; what has not is dropped with the connection.
     fn send_term_req(&mut self, until: Instant) {
         while self.queue.is_terminating() {
             self.link.send(&mut self.queue);

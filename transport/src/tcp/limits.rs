@@ -37,7 +37,8 @@ pub const SETUP_US: u64 = 10_000_000;
 pub const TERM_US: u64 = 30_000_000;
 
 /// A host that closes a connection with a fault waits so long for the controller's machine to
-/// acknowledge the TermReq: the acknowledgement is due in less than half a second (RFC 1122, section
+/// acknowledge the TermReq: the acknowledgement is due in less than half a second (RFC 1122,
+/// section
 /// 4.2.3.2). Nothing else is done meanwhile on that association, which has lost its queues.
 pub const LAST_WORD_US: u64 = 500_000;
 

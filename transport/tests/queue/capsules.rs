@@ -49,7 +49,8 @@ pub(crate) fn what_has_arrived_before_the_first_look_comes_before_a_fence(over: 
     fence_behind(&mut world);
 }
 
-/// The host's messages have left between two polls of the target: all of them come before the fence.
+/// The host's messages have left between two polls of the target: all of them come before the
+/// fence.
 fn fence_behind(world: &mut World) {
     let mut expected = Vec::new();
     for nth in 0..5 {

@@ -61,7 +61,8 @@ const SHOWN_BYTES: usize = 8;
 /// What a connection begins with that is spoken by nothing here, in words, with what to do.
 pub(super) fn stranger_text(bytes: &[u8]) -> String {
     let begins = |start: &[u8]| bytes.starts_with(start);
-    // A record of TLS: handshake (22), and the major version 3 of every TLS (RFC 8446, section 5.1).
+    // A record of TLS: handshake (22), and the major version 3 of every TLS (RFC 8446, section
+    // 5.1).
     if begins(&[0x16, 0x03]) {
         return "it begins with a TLS ClientHello, and this listener speaks no TLS: connect without it (--tls), and keep \
                 what crosses the network secret by other means"

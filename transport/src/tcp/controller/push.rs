@@ -39,8 +39,8 @@ impl ControllerQueue {
     ///
     /// # Errors
     /// The source: until there is room ([`Source::Copy`] and [`Source::Held`]), or as another kind
-    /// ([`Source::Piece`] always, [`Source::Held`] where [`ControllerQueue::holds`] says so, both and
-    /// [`Source::Buffer`] where the range is not inside).
+    /// ([`Source::Piece`] always, [`Source::Held`] where [`ControllerQueue::holds`] says so, both
+    /// and [`Source::Buffer`] where the range is not inside).
     pub fn push<'s>(
         &mut self,
         cid: u16,
