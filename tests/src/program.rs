@@ -37,8 +37,8 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// An address on the loopback interface that no other test uses, also while nobody listens there: a
-/// port of 127.0.0.1 could be taken by another test between a target's death and its return.
+/// An address on the loopback interface that no other test uses, also while nothing listens there:
+/// a port of 127.0.0.1 could be taken by another test between a target's death and its return.
 ///
 /// # Panics
 /// When this process has asked for more than 200.

@@ -94,7 +94,7 @@ pub(super) fn why(what: String, status: i32, timeout_ms: Option<u64>) -> CmError
             what,
             message: match reason(code) {
                 RejectReason::Other { words, .. } => format!("{words} (code {code})"),
-                RejectReason::NoListener => "nobody listens there".to_owned(),
+                RejectReason::NoListener => "nothing listens there".to_owned(),
                 RejectReason::Consumer | RejectReason::Protocol => {
                     "the peer refused; see its log".to_owned()
                 }
@@ -162,7 +162,7 @@ mod tests {
                 &["reset by peer", "the peer's log"],
             ),
             (10, None, &["stale connection", "code 10"]),
-            (8, None, &["nobody listens"]),
+            (8, None, &["nothing listens"]),
         ] {
             let text = text(status, timeout_ms);
             assert!(text.starts_with("connecting to 10.9.0.2:4420"), "{text}");

@@ -123,7 +123,7 @@ impl AsFd for ControlSocket {
 pub(crate) struct Asker(UnixStream);
 
 impl Asker {
-    /// Answers. If nobody listens any more, nobody needs to know.
+    /// Answers. If nothing reads it any more, it is not missed.
     pub(crate) fn answer(self, answer: &Answer) {
         let _ = send(&self.0, answer);
     }
