@@ -171,7 +171,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("127.0.0.1") && error.contains("--provider iwarp"),
+            error.contains("127.0.0.1") && error.contains("provider iwarp or auto"),
             "{error}"
         );
     }
