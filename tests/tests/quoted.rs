@@ -465,7 +465,7 @@ fn keys_that_messages_name_are_keys_of_the_configuration() {
 }
 
 /// Options of other programs that messages name.
-const FOREIGN_OPTIONS: [&str; 29] = [
+const FOREIGN_OPTIONS: [&str; 30] = [
     "--detach",
     "--sector-size",
     "--fsize",
@@ -491,6 +491,7 @@ const FOREIGN_OPTIONS: [&str; 29] = [
     "--set-capacity",
     "--show",
     "--size",
+    "--tls",
     "--sparse",
     "--subsystem-match",
     "--target",

@@ -270,13 +270,13 @@ impl Queue {
         matches!(self, Self::Tcp(_))
     }
 
-    /// Whether so many bytes that stay where they are would rather leave from there
-    /// ([`Source::Held`]) than be copied.
+    /// Whether so many bytes that stay where they are ([`Source::Held`]) are taken, rather than
+    /// copied, while there is room; `None` where that is for a push to find out.
     #[inline]
-    pub fn prefers_held(&self, len_bytes: u32) -> bool {
+    pub fn takes_held(&self, len_bytes: u32) -> Option<bool> {
         match self {
-            Self::Rdma(_) => false,
-            Self::Tcp(queue) => queue.queue().holds(len_bytes as usize),
+            Self::Rdma(queue) => queue.takes_held(),
+            Self::Tcp(queue) => Some(queue.queue().holds(len_bytes as usize)),
         }
     }
 

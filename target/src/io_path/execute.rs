@@ -194,13 +194,15 @@ pub(super) fn read_at_once(
         memory.each(range.slba, range.nlb, put);
     };
     let place = || memory.place_of(range.slba, range.nlb);
-    let mut pushed = match transport.prefers_held(len_bytes).then(place).flatten() {
+    let takes_held = transport.takes_held(len_bytes);
+    let mut pushed = match (takes_held == Some(true)).then(place).flatten() {
         Some((slab, range)) => transport.push(host, Source::Held(slab, range)),
         None => transport.push(host, Source::Copy(len_bytes, &mut copy)),
     };
     if let Err(Full {
         until_room: false, ..
     }) = pushed
+        && takes_held != Some(false)
         && let Some((slab, range)) = place()
     {
         pushed = transport.push(host, Source::Held(slab, range));

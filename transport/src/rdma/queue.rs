@@ -100,6 +100,8 @@ pub struct RdmaQueue {
     is_unflushed: bool,
     /// It is among the queues that are to tell of room.
     is_full: bool,
+    /// Whether it took what was held when that was tried last.
+    takes_held: Option<bool>,
     /// Dropped last: what it has goes to other queues when its queue pair is gone.
     holdings: Holdings,
 }
@@ -137,6 +139,7 @@ impl RdmaQueue {
             connection: None,
             is_unflushed: false,
             is_full: false,
+            takes_held: None,
             holdings,
         }
     }

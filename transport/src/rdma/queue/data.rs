@@ -72,11 +72,20 @@ impl RdmaQueue {
                 }),
             },
             Source::Held(slab, range) => match one_place(to, range.len()) {
-                Some(to) if self.write_held(to, slab, range.clone()) => Ok(Pushed::Gone(None)),
-                _ => Err(Full {
-                    what: Source::Held(slab, range),
-                    until_room: self.tells_room(),
-                }),
+                Some(to) if self.write_held(to, slab, range.clone()) => {
+                    self.takes_held = Some(true);
+                    Ok(Pushed::Gone(None))
+                }
+                _ => {
+                    let until_room = self.tells_room();
+                    if !until_room {
+                        self.takes_held = Some(false);
+                    }
+                    Err(Full {
+                        what: Source::Held(slab, range),
+                        until_room,
+                    })
+                }
             },
             Source::Zeroes(len_bytes) => match self.push_zeroes(to, len_bytes) {
                 Some(pushed) => Ok(pushed),
@@ -96,6 +105,12 @@ impl RdmaQueue {
             }
             Source::Piece(piece) => Ok(self.push_piece(to, piece)),
         }
+    }
+
+    /// As [`Queue::takes_held`](crate::Queue::takes_held).
+    #[inline]
+    pub fn takes_held(&self) -> Option<bool> {
+        self.takes_held
     }
 
     #[inline]
