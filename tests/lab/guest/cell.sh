@@ -20,7 +20,7 @@ export CELL TARGET TARGET_PROVIDER=none HOST HOST_PROVIDER=none HOST_ADDRESS LIN
 export HOST_TRANSPORT=rdma LISTENER_OPTIONS=''
 CELL=$(basename "$0" .sh)
 # How long one case may take. Emulation on a busy machine is slow: this is for what hangs.
-CASE_SECONDS=${CASE_SECONDS:-240}
+CASE_SECONDS=${CASE_SECONDS:-360}
 # As many times as there are twice the usual rounds.
 if [ -r "$LAB/rounds" ]; then CASE_SECONDS=$((CASE_SECONDS * ($(cat "$LAB/rounds") + 1) / 2)); fi
 
