@@ -282,7 +282,7 @@ pub(crate) fn set(
 pub struct Space {
     /// Bytes in all.
     pub total_bytes: u64,
-    /// Bytes that nobody has.
+    /// Bytes that are free.
     pub free_bytes: u64,
     /// Bytes of those that are not kept for root.
     pub available_bytes: u64,

@@ -1,4 +1,4 @@
-//! Open files that are kept open for the next one who asks, up to a bound.
+//! A bounded cache of open files, which later requests use again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,7 +62,7 @@ impl OpenFiles {
         if let Some(file) = found {
             match check(&file, node, caller) {
                 Ok(()) => return Ok(file),
-                // It does not stay open for somebody who may not use it.
+                // A caller without the right to it gets no file from the cache.
                 Err(error) => {
                     self.kept().remove(&key);
                     return Err(error);
@@ -106,7 +106,7 @@ impl OpenFiles {
         Ok(())
     }
 
-    /// Closes those that nobody uses and nobody has for `idle`: how many.
+    /// Closes files that are not in use and were not for `idle`. Returns how many.
     pub fn close_idle(&self, idle: Duration) -> usize {
         let mut kept = self.kept();
         let before = kept.len();

@@ -1,4 +1,4 @@
-//! Which client may use an export, and as whom: rules by network.
+//! Which clients may use an export, and with which user and group IDs: rules by network.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
@@ -184,9 +184,9 @@ pub struct ClientRule {
     pub network: Network,
     /// What they may do.
     pub access: Access,
-    /// Who is squashed.
+    /// Which user and group IDs are squashed.
     pub squash: Squash,
-    /// To whom.
+    /// The user and group ID that they become.
     pub anonymous: Anonymous,
     /// Only from ports below 1024, which only root has on the machines of those who care.
     pub secure_ports: bool,
@@ -365,7 +365,7 @@ mod tests {
         only.secure_ports = true;
         let rules = ClientRules::new(vec![only, rule("0.0.0.0/0", Access::ReadWrite)]).unwrap();
         assert!(rules.for_client("10.0.0.1:1023".parse().unwrap()).is_ok());
-        // The wider network does not let in whom the smaller one refuses.
+        // A client that the smaller network refuses is not let in by the wider one.
         let said = rules
             .for_client("10.0.0.1:1024".parse().unwrap())
             .unwrap_err()

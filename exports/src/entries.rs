@@ -225,7 +225,7 @@ impl Node {
         })
     }
 
-    /// Makes a symbolic link, whose target nobody here looks at.
+    /// Makes a symbolic link, whose target is not looked at here.
     ///
     /// # Errors
     /// `EEXIST` where the name is taken, and whatever else the kernel says.

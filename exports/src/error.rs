@@ -123,7 +123,7 @@ pub enum StaleReason {
     Deleted,
 }
 
-/// Why a thread could not act as somebody else.
+/// Why a thread could not take the identity of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityProblem {
     /// A system call failed.

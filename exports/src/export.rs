@@ -34,7 +34,7 @@ pub struct ExportSettings {
     pub id: Option<ExportId>,
     /// The id of its file system, where that has no UUID, or another one after each mount.
     pub file_system: Option<FileSystemId>,
-    /// Who may use it.
+    /// Which clients may use it.
     pub clients: ClientRules,
     /// How names are read.
     pub names: NameRule,

@@ -76,7 +76,7 @@ pub struct LockRange {
 pub enum LockKind {
     /// Others may have such a lock as well.
     Shared,
-    /// Nobody else has a lock.
+    /// There is no conflicting lock.
     Exclusive,
 }
 

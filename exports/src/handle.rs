@@ -1,4 +1,4 @@
-//! File handles: what a client keeps of a file, and nobody can make without the key.
+//! File handles: what a client keeps of a file, and cannot be made without the key.
 //!
 //! ```text
 //! byte 0      version, 1

@@ -1,4 +1,5 @@
-//! Who an operation runs as: the kernel checks what the caller may do, not this program.
+//! The identity that an operation runs with: the kernel checks what the caller may do, not this
+//! program.
 //!
 //! A thread takes the caller's uid, gid and groups for its accesses to files (setfsuid(2)), and its
 //! own again behind them. With a file system uid other than 0 the kernel takes from the thread the
@@ -227,7 +228,7 @@ impl Drop for Acting {
     fn drop(&mut self) {
         ACTING.set(false);
         if let Err(errno) = self.restore() {
-            // It would go on as somebody it is not, for everybody who comes next.
+            // The thread would serve later callers with the wrong identity.
             tracing::error!("a thread did not become itself again ({errno}): ending the process");
             std::process::abort();
         }

@@ -11,7 +11,7 @@ pub const KEY_FILE: &str = "export-handles.key";
 /// Bytes of a key: those of a BLAKE3 key.
 pub const KEY_BYTES: usize = blake3::KEY_LEN;
 
-/// The secret behind the MAC of every handle. Whoever has it can open every file of every export.
+/// The secret key of every handle's MAC. With it, a handle of any file of any export can be forged.
 #[derive(Clone)]
 pub struct Key([u8; KEY_BYTES]);
 

@@ -293,7 +293,7 @@ impl Node {
         Err(FileError::OutsideExport)
     }
 
-    /// Its attributes. Everybody who has a handle may ask for them, as below a directory that can
+    /// Its attributes. Any client with a handle may ask for them, as below a directory that can
     /// be searched.
     ///
     /// # Errors

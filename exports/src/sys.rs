@@ -144,7 +144,7 @@ pub(crate) fn open_by_handle(
 }
 
 fn owned(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: the kernel has just made this descriptor, and nobody else knows of it.
+    // SAFETY: the kernel has just made this descriptor, and nothing else uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

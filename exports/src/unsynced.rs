@@ -18,7 +18,7 @@ use crate::handle::{ExportId, KernelHandle};
 use crate::identity::Caller;
 use crate::limits::{UNSYNCED_FILES, UNSYNCED_WRITERS};
 
-/// Who writes and commits: a client, or a connection where clients have no name.
+/// The source of writes and commits: a client, or a connection where clients have no name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WriterId(pub u64);
 

@@ -127,7 +127,7 @@ macro_rules! xdr_enum {
 }
 pub(crate) use xdr_enum;
 
-/// Declares a word of flags that keeps bits nobody has named.
+/// Declares a word of flags that keeps bits without a name.
 macro_rules! xdr_flags {
     (
         $(#[$meta:meta])*

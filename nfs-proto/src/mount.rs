@@ -40,7 +40,7 @@ pub enum MountCall<'a> {
     Null,
     /// MNT (`1`): a directory is to be mounted.
     Mnt(DirPath<'a>),
-    /// DUMP (`2`): who has mounted what.
+    /// DUMP (`2`): the list of clients and what they have mounted.
     Dump,
     /// UMNT (`3`): a directory was unmounted.
     Umnt(DirPath<'a>),
@@ -133,7 +133,7 @@ impl<'a> Decode<'a> for MountResult<'a> {
 }
 
 xdr_struct! {
-    /// Who has mounted what (mountbody): an element of DUMP's result.
+    /// A client and the directory that it has mounted (mountbody): an element of DUMP's result.
     pub struct Mounted<'a> {
         /// The client.
         pub hostname: Name<'a>,

@@ -113,7 +113,7 @@ impl CreditPool {
             .max(CREDITS_INITIAL)
     }
 
-    /// Receives that nobody has and that no connection to come begins with.
+    /// Receives that no connection has and that no connection to come begins with.
     fn free(&self) -> u32 {
         let to_come = self.connections_max.saturating_sub(self.connections);
         self.receives

@@ -45,7 +45,7 @@ xdr_struct! {
         pub length: u64,
         /// The type.
         pub locktype: LockType,
-        /// Who holds it.
+        /// The lock owner that holds it.
         pub owner: StateOwner<'a>,
     }
 }
@@ -85,7 +85,7 @@ xdr_struct! {
         pub stateid: Stateid,
         /// Whether it is to be returned at once.
         pub recall: bool,
-        /// Who can open without asking.
+        /// The users that can open without an OPEN at the server.
         pub permissions: Ace<'a>,
     }
 }
@@ -120,7 +120,7 @@ xdr_struct! {
         pub recall: bool,
         /// How much may be kept back.
         pub space_limit: SpaceLimit,
-        /// Who can open without asking.
+        /// The users that can open without an OPEN at the server.
         pub permissions: Ace<'a>,
     }
 }

@@ -9,7 +9,7 @@ use crate::limits::{FILEHANDLE_BYTES_MAX, NAME_BYTES_MAX, OWNER_BYTES_MAX, PRINC
 use crate::macros::{xdr_enum, xdr_struct};
 use crate::v4::status::Status;
 
-/// Bytes that mean something to who made them alone.
+/// Bytes that mean something to the side alone that made them.
 macro_rules! opaque_id {
     ($(#[$meta:meta])* $type:ident, $length:literal) => {
         $(#[$meta])*
@@ -452,7 +452,8 @@ xdr_struct! {
 }
 
 xdr_struct! {
-    /// Who opens or locks (state_owner4, open_owner4, lock_owner4; RFC 8881, section 3.3).
+    /// The owner of an open or a lock (state_owner4, open_owner4, lock_owner4; RFC 8881, section
+    /// 3.3).
     pub struct StateOwner<'a> {
         /// Not to be looked at by a server with sessions, where the client ID is the session's
         /// (RFC 8881, section 18.16.3).
@@ -465,7 +466,7 @@ xdr_struct! {
 xdr_struct! {
     /// What an implementation says of itself (nfs_impl_id4; RFC 8881, section 3.3).
     pub struct ImplementationId<'a> {
-        /// The domain of who made it.
+        /// The domain of the implementation.
         pub domain: Unbounded<'a>,
         /// Its name and version.
         pub name: Unbounded<'a>,

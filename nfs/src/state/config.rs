@@ -160,7 +160,8 @@ impl Config {
         self.grace_us
     }
 
-    /// How long after its last renewal a client's state is kept that nobody wants, in microseconds.
+    /// How long after its last renewal a client's state is kept without a conflict, in
+    /// microseconds.
     #[must_use]
     pub const fn courtesy_us(&self) -> u64 {
         self.courtesy_us

@@ -10,7 +10,7 @@ use capstan_nfs_proto::v4::types::ClientId;
 use super::State;
 use super::stable::Record;
 
-/// The grace period, and whom it is for.
+/// The grace period, and the clients that it is for.
 #[derive(Debug)]
 pub(crate) struct Grace {
     /// Owners of clients that had state before the restart and have not reclaimed all of it.
@@ -20,7 +20,7 @@ pub(crate) struct Grace {
 }
 
 impl Grace {
-    /// Without anybody who has something to reclaim there is none.
+    /// Without a client that has something to reclaim there is none.
     pub(crate) fn new(owners: BTreeSet<Arc<[u8]>>, ends_us: u64) -> Self {
         let ends_us = (!owners.is_empty()).then_some(ends_us);
         Self {
@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    /// Nobody is left who could reclaim anything: others need not wait for the time (RFC 8881,
+    /// No client is left that could reclaim anything: others need not wait for the time (RFC 8881,
     /// section 8.4.2.1).
     pub(crate) fn end_grace_when_reclaimed(&mut self) {
         if self.grace.ends_us.is_some() && self.grace.entitled.is_empty() {

@@ -114,7 +114,7 @@ pub fn accounted_address(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Something there is a limited amount of, and who has it.
+/// A limited resource, and the addresses that have parts of it.
 #[derive(Debug)]
 pub struct Stock {
     max: u64,

@@ -278,7 +278,7 @@ impl State {
             let taken = RANGES_ADDED.saturating_mul(RANGE_BYTES);
             self.bytes.give_back(client.address, taken);
         }
-        // Nobody has been told of it.
+        // No reply has told of it.
         if entry.seqid == 0 {
             self.remove_lock_state(number);
         }

@@ -103,7 +103,7 @@ pub struct Peer {
 /// What the driver has to do, without an answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Nobody has the file open by this open any longer.
+    /// This open does not hold the file open any longer.
     Close {
         /// The open.
         open: OpenId,

@@ -14,7 +14,7 @@ use super::opens::{FileKey, Open};
 pub(crate) struct Entry {
     pub(crate) client: ClientId,
     pub(crate) file: FileKey,
-    /// The client's name of who opens or locks.
+    /// The client's name of the open or lock owner.
     pub(crate) owner: Arc<[u8]>,
     /// How often it has changed; 0 before it was told to anybody.
     pub(crate) seqid: u32,

@@ -1,4 +1,5 @@
-//! Who calls: `opaque_auth`, AUTH_NONE and AUTH_SYS (RFC 5531, sections 8 and 9, appendix A).
+//! The caller's identity: `opaque_auth`, AUTH_NONE and AUTH_SYS (RFC 5531, sections 8 and 9,
+//! appendix A).
 
 use crate::limits::{AUTH_BODY_MAX_BYTES, GIDS_MAX, MACHINE_NAME_MAX_BYTES};
 use crate::macros::open_enum;
@@ -76,7 +77,7 @@ impl core::fmt::Debug for Gids {
     }
 }
 
-/// `authsys_parms`: who the caller says it is (RFC 5531, appendix A).
+/// `authsys_parms`: the identity that the caller claims (RFC 5531, appendix A).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AuthSys<'a> {
     /// An arbitrary number of the caller's machine.
@@ -129,10 +130,10 @@ impl<'a> AuthSys<'a> {
     }
 }
 
-/// Who calls.
+/// The caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Credentials<'a> {
-    /// AUTH_NONE: nobody in particular (RFC 5531, section 10.1).
+    /// AUTH_NONE: without an identity (RFC 5531, section 10.1).
     None,
     /// AUTH_SYS.
     Sys(AuthSys<'a>),
@@ -148,7 +149,7 @@ impl<'a> Credentials<'a> {
     pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, AuthStat> {
         let cred = OpaqueAuth::read(reader, "cred").map_err(|_unread| AuthStat::BADCRED)?;
         let credentials = match cred.flavor {
-            // What an AUTH_NONE has for a body is nobody's business (RFC 5531, section 10.1).
+            // What an AUTH_NONE has for a body is not looked at (RFC 5531, section 10.1).
             AuthFlavor::NONE => Self::None,
             AuthFlavor::SYS => AuthSys::read(cred.body)
                 .map(Self::Sys)

@@ -16,7 +16,7 @@ pub struct Call<'a> {
     pub version: u32,
     /// Procedure number.
     pub procedure: u32,
-    /// Who calls.
+    /// The caller.
     pub credentials: Credentials<'a>,
 }
 

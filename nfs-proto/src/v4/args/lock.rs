@@ -43,7 +43,7 @@ xdr_struct! {
 }
 
 xdr_union! {
-    /// Who locks (locker4; RFC 8881, section 18.10.1).
+    /// The lock owner of a LOCK (locker4; RFC 8881, section 18.10.1).
     pub enum Locker<'a> {
         /// The state of this lock owner's locks.
         Existing(ExistingLockOwner) = 0,
@@ -63,7 +63,7 @@ xdr_struct! {
         pub offset: u64,
         /// Bytes; all ones for up to the end, wherever that is.
         pub length: u64,
-        /// Who.
+        /// The lock owner.
         pub locker: Locker<'a>,
     }
 }
@@ -77,7 +77,7 @@ xdr_struct! {
         pub offset: u64,
         /// Bytes; all ones for up to the end.
         pub length: u64,
-        /// Who would lock.
+        /// The lock owner that would lock.
         pub owner: StateOwner<'a>,
     }
 }

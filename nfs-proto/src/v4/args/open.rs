@@ -156,7 +156,7 @@ xdr_struct! {
         pub share_access: ShareAccess,
         /// What others may not open for.
         pub share_deny: ShareDeny,
-        /// Who.
+        /// The open owner.
         pub owner: StateOwner<'a>,
         /// Whether it may be made.
         pub openhow: OpenHow<'a>,
