@@ -3,11 +3,12 @@
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use capstan_memory::{RawBytes, Span};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, copy_file_range, fallocate, fcntl, open};
 use nix::libc;
 use nix::sys::stat::Mode;
-use nix::sys::uio::{pread, preadv, pwrite};
+use nix::sys::uio::{pread, preadv};
 use nix::unistd::{Whence, fdatasync, fsync, lseek};
 
 use crate::attributes::{Attributes, FileType};
@@ -243,6 +244,27 @@ impl OpenFile {
         Ok(done)
     }
 
+    /// As [`read`](Self::read), into memory that a device sends from.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_into(&self, span: &Span, offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while let Some(rest) = span.part(done..span.len_bytes())
+            && rest.len_bytes() > 0
+        {
+            let at = offset_of("offset", offset.saturating_add(done as u64))?;
+            match sys::read_at(self.fd(), &rest, at) {
+                Ok(0) => break,
+                Ok(bytes) => done += bytes,
+                Err(Errno::EINTR) => {}
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(FileError::kernel("reading")(errno)),
+            }
+        }
+        Ok(done)
+    }
+
     /// As [`read`](Self::read), into several buffers in turn, in one call: it may read fewer bytes.
     ///
     /// # Errors
@@ -258,13 +280,21 @@ impl OpenFile {
     /// # Errors
     /// What the kernel says, where it says it of the first byte.
     pub fn write(&self, caller: &Caller, data: &[u8], offset: u64) -> Result<usize> {
+        self.write_from(caller, data.into(), offset)
+    }
+
+    /// As [`write`](Self::write), out of memory that a device has filled.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_from(&self, caller: &Caller, data: RawBytes<'_>, offset: u64) -> Result<usize> {
         self.check_writer(caller)?;
         offset_of("end of a write", offset.saturating_add(data.len() as u64))?;
         caller.act(|| {
             let mut done = 0;
-            while let Some(rest @ [_, ..]) = data.get(done..) {
+            while !data.skip(done).is_empty() {
                 let at = offset_of("offset", offset.saturating_add(done as u64))?;
-                match pwrite(self.fd(), rest, at) {
+                match sys::write_at(self.fd(), data.skip(done), at) {
                     Ok(0) => break,
                     Ok(bytes) => done += bytes,
                     Err(Errno::EINTR) => {}

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use capstan_memory::{RawBytes, Span};
 use nix::Result;
 use nix::errno::Errno;
 use nix::libc;
@@ -280,6 +281,37 @@ pub(crate) fn clone_range(
     };
     // SAFETY: both descriptors are open, and the kernel only reads `range`.
     unsafe { ioctls::ficlonerange(to.as_raw_fd(), &raw const range) }.map(drop)
+}
+
+/// pread(2) into memory that devices use as well.
+pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &Span, offset: libc::off_t) -> Result<usize> {
+    // SAFETY: the span's bytes are mapped as long as it lives, and no safe code has a reference to
+    // them (`capstan_memory`).
+    length(unsafe {
+        libc::pread(
+            fd.as_raw_fd(),
+            into.base().as_ptr().cast(),
+            into.len_bytes(),
+            offset,
+        )
+    })
+}
+
+/// pwrite(2) of bytes that others may write meanwhile.
+pub(crate) fn write_at(
+    fd: BorrowedFd<'_>,
+    from: RawBytes<'_>,
+    offset: libc::off_t,
+) -> Result<usize> {
+    // SAFETY: the bytes are mapped as long as they are borrowed (`RawBytes::new`), and only read.
+    length(unsafe {
+        libc::pwrite(
+            fd.as_raw_fd(),
+            from.base().as_ptr().cast(),
+            from.len(),
+            offset,
+        )
+    })
 }
 
 fn length(answer: isize) -> Result<usize> {

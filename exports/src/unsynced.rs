@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use capstan_memory::RawBytes;
 use nix::errno::Errno;
 
 use crate::error::{FileError, Result};
@@ -111,12 +112,12 @@ impl UnsyncedFiles {
         writer: WriterId,
         caller: &Caller,
         file: &Arc<OpenFile>,
-        data: &[u8],
+        data: RawBytes<'_>,
         offset: u64,
         stable: Stable,
     ) -> Result<(usize, Stable)> {
         let is_kept = stable == Stable::Unstable && self.enter(file, writer);
-        let written = file.write(caller, data, offset)?;
+        let written = file.write_from(caller, data, offset)?;
         if is_kept {
             return Ok((written, Stable::Unstable));
         }

@@ -229,7 +229,7 @@ fn root_files_with_unsynced_data_are_remembered_until_all_have_committed() {
     let verifier = files.verifier();
     let write = |writer, file, stable| {
         files
-            .write(WriterId(writer), &user, file, b"data", 0, stable)
+            .write(WriterId(writer), &user, file, b"data"[..].into(), 0, stable)
             .unwrap()
             .1
     };
@@ -309,7 +309,7 @@ fn root_what_was_lost_is_told_to_all_who_wrote_it_once() {
                     WriterId(writer),
                     &root,
                     &file,
-                    &data,
+                    data[..].into(),
                     offset,
                     Stable::Unstable,
                 )
@@ -328,7 +328,14 @@ fn root_what_was_lost_is_told_to_all_who_wrote_it_once() {
         assert!(lost(2).is_some(), "another one who wrote before");
         // A writer that comes later has lost nothing.
         files
-            .write(WriterId(4), &root, &file, b"x", 0, Stable::Unstable)
+            .write(
+                WriterId(4),
+                &root,
+                &file,
+                b"x"[..].into(),
+                0,
+                Stable::Unstable,
+            )
             .unwrap();
         assert_eq!(lost(4), None);
         assert_eq!(lost(1), None, "once");

@@ -13,6 +13,7 @@ use crate::account::{Account, Accounts};
 use crate::buddy::Buddy;
 use crate::raw::RawBytes;
 use crate::slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};
+use crate::span::Span;
 
 /// The largest lease, in pages: 4 MiB holds the largest transfer (1 MiB) several times over.
 const ORDER_MAX: u8 = 10;
@@ -273,6 +274,14 @@ impl Buffer {
         // SAFETY: the lease is mapped while it is borrowed; safe code writes it through copies
         // only, and not while it is borrowed.
         unsafe { RawBytes::new(self.base, self.len_bytes as usize) }
+    }
+
+    /// The leased bytes, for another thread: this lease is kept until that one is done with them.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        let at = self.base.addr().get() - self.pool.slab.base().addr().get();
+        Span::new(&self.pool.slab, at..at + self.len_bytes as usize)
+            .expect("a lease is inside its slab")
     }
 
     /// The leased bytes.

@@ -16,9 +16,11 @@ mod buddy;
 mod buffer;
 mod raw;
 mod slab;
+mod span;
 
 pub use account::Account;
 pub use around::{copy_around, fence_around};
 pub use buffer::{Buffer, Pool, Short};
 pub use raw::RawBytes;
 pub use slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};
+pub use span::Span;

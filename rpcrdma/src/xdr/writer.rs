@@ -187,6 +187,41 @@ impl<'a> Writer<'a> {
         self.put(ITEM, data).inspect_err(|_full| self.rewind(start))
     }
 
+    /// As [`Writer::opaque`], of at most `max_bytes`, which `fill` puts where they belong. It says
+    /// how many there are. Fewer are asked of it where there is no room for `max_bytes`.
+    ///
+    /// # Errors
+    /// [`WriteError::Full`] when there is not even room for the count, and whatever `fill` says.
+    /// Nothing is written then.
+    pub fn opaque_with<E: From<WriteError>>(
+        &mut self,
+        max_bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let start = self.mark();
+        let count = self.open_u32()?;
+        let offset = self.offset();
+        let room_bytes = self.left_bytes() / UNIT_BYTES * UNIT_BYTES;
+        let end = offset.saturating_add(max_bytes.min(room_bytes));
+        let room = self.buffer.get_mut(offset..end).unwrap_or_default();
+        let max_bytes = room.len();
+        let filled_bytes = match fill(room) {
+            Ok(bytes) => bytes.min(max_bytes),
+            Err(error) => {
+                self.rewind(start);
+                return Err(error);
+            }
+        };
+        let data_end = offset.saturating_add(filled_bytes);
+        let padded_end = data_end.saturating_add(padding_bytes(filled_bytes));
+        if let Some(padding) = self.buffer.get_mut(data_end..padded_end) {
+            padding.fill(0); // RFC 4506, section 3
+        }
+        self.written.length = padded_end;
+        self.fill_u32(count, u32::try_from(filled_bytes).unwrap_or(u32::MAX));
+        Ok(filled_bytes)
+    }
+
     /// A String, which XDR takes as bytes (RFC 4506, section 4.11).
     ///
     /// # Errors
@@ -320,6 +355,42 @@ mod tests {
             ]
         );
         assert_eq!(writer.left_bytes(), 4);
+    }
+
+    #[test]
+    fn what_is_filled_in_place_is_counted_and_padded() {
+        let mut buffer = [0xEE; 14];
+        let mut writer = Writer::new(&mut buffer);
+        let filled = writer.opaque_with(100, |room| {
+            assert_eq!(room.len(), 8, "whole units");
+            room[..5].copy_from_slice(&[1, 2, 3, 4, 5]);
+            Ok::<_, WriteError>(5)
+        });
+        assert_eq!(filled, Ok(5));
+        assert_eq!(writer.written(), [0, 0, 0, 5, 1, 2, 3, 4, 5, 0, 0, 0]);
+        let start = writer.mark();
+        assert!(writer.opaque_with(4, |_| Ok::<_, WriteError>(0)).is_err());
+        assert_eq!(writer.mark(), start);
+    }
+
+    #[test]
+    fn what_cannot_be_filled_leaves_no_trace() {
+        #[derive(PartialEq, Debug)]
+        enum Why {
+            Full,
+            Disk,
+        }
+        impl From<WriteError> for Why {
+            fn from(_: WriteError) -> Self {
+                Self::Full
+            }
+        }
+        let mut buffer = [0xEE; 12];
+        let mut writer = Writer::new(&mut buffer);
+        assert_eq!(writer.opaque_with(8, |_| Err(Why::Disk)), Err(Why::Disk));
+        assert_eq!(writer.offset(), 0);
+        assert_eq!(writer.opaque_with(8, |_| Ok::<_, Why>(8)), Ok(8));
+        assert_eq!(writer.opaque_with(8, |_| Ok(8)), Err(Why::Full));
     }
 
     #[test]
