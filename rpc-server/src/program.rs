@@ -1,0 +1,107 @@
+//! What carries out calls.
+
+use std::net::SocketAddr;
+
+use capstan_memory::Span;
+use capstan_rpcrdma::xdr::{DataItem, Reader, Writer};
+
+/// The number of a connection, never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ConnectionNumber(pub u64);
+
+/// What carries a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wire {
+    /// Records over TCP.
+    Tcp,
+    /// RPC-over-RDMA.
+    Rdma,
+}
+
+/// A call, as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// The connection.
+    pub connection: ConnectionNumber,
+    /// What carries it.
+    pub wire: Wire,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// The message, from its XID on, without what was reduced.
+    pub message: &'a [u8],
+    /// The same, to be read.
+    pub reader: Reader<'a>,
+    /// Data of the call.
+    pub arguments: Arguments<'a>,
+    /// Where data of the reply may go.
+    pub results: Results<'a>,
+}
+
+/// The data that was taken out of a call and pulled, by its index among the reduced items.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arguments<'a>(pub &'a [Span]);
+
+/// Data of a call, where it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// In the message.
+    Inline(&'a [u8]),
+    /// In memory that a device has filled; without padding.
+    Pulled(&'a Span, usize),
+}
+
+impl<'a> Arguments<'a> {
+    /// Where the data of an item is; `None` for one that is not there.
+    #[must_use]
+    pub fn data(&self, item: &DataItem<'a>) -> Option<Data<'a>> {
+        match *item {
+            DataItem::Inline(bytes) => Some(Data::Inline(bytes)),
+            DataItem::Reduced {
+                index,
+                length_bytes,
+            } => {
+                let span = self.0.get(index)?;
+                let length_bytes = usize::try_from(length_bytes).ok()?;
+                (length_bytes <= span.len_bytes()).then_some(Data::Pulled(span, length_bytes))
+            }
+        }
+    }
+}
+
+/// Memory from which data of a reply is pushed: by the index that [`Writer::reduced`] gives it.
+/// `None` where the client wants it inline, as is all data behind the last.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Results<'a>(pub &'a [Option<Span>]);
+
+impl<'a> Results<'a> {
+    /// Where the next data of a reply goes, of which `writer` was given what is before; `None`:
+    /// into the writer.
+    #[must_use]
+    pub fn next(&self, writer: &Writer<'_>) -> Option<&'a Span> {
+        self.0.get(writer.reduced_items().len())?.as_ref()
+    }
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The reply was written.
+    Reply,
+    /// There is none, as to a message that is no call.
+    None,
+    /// None, and the connection ends: nothing that follows could be read.
+    End,
+}
+
+/// An RPC program, or several.
+pub trait Program: Send + Sync + 'static {
+    /// Carries out a call, and writes the reply to `reply`, from the XID on. It may block, and is
+    /// called by many threads.
+    fn call(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome;
+
+    /// Whether an address may connect: what it says before is not even read.
+    fn admits(&self, peer: SocketAddr) -> bool;
+
+    /// A connection has ended, and no call of it is under way.
+    fn ended(&self, connection: ConnectionNumber);
+}
