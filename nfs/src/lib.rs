@@ -1,5 +1,6 @@
 //! The NFS server.
 //!
+//! * [`service`]: calls in, replies out, over [`state`] and `capstan_exports`.
 //! * [`state`]: clients, sessions, opens, locks and their recovery, of NFS version 4.1 and 4.2.
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -14,4 +15,5 @@
     )
 )]
 
+pub mod service;
 pub mod state;

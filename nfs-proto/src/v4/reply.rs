@@ -109,6 +109,12 @@ impl<'w, 'b> ReplyEncoder<'w, 'b> {
         self.results
     }
 
+    /// The status of the last result; NFS4_OK without any.
+    #[must_use]
+    pub const fn status(&self) -> Status {
+        self.status
+    }
+
     /// Where reduced data is; its order is that of the results.
     #[must_use]
     pub fn writer(&self) -> &Writer<'b> {

@@ -302,10 +302,10 @@ impl State {
         Ok(Sequenced::New(in_session, reply))
     }
 
-    /// The end of a new request, with its reply as it would be sent again. It is kept when the
-    /// client has asked for it; one that is longer than it may be is not, and the request is not
-    /// executed again either (RFC 8881, section 2.10.6.1.3).
-    pub fn complete(&mut self, request: &InSession, reply: &[u8]) {
+    /// The end of a new request, with its reply as it would be sent again; `None` where it cannot
+    /// be. It is kept when the client has asked for it; one that is longer than it may be is not,
+    /// and the request is not executed again either (RFC 8881, section 2.10.6.1.3).
+    pub fn complete(&mut self, request: &InSession, reply: Option<&[u8]>) {
         let Some(session) = self.sessions.get_mut(&request.session) else {
             // It has destroyed its own session.
             return;
@@ -322,19 +322,18 @@ impl State {
         else {
             return;
         };
-        let bytes = u32::try_from(reply.len()).unwrap_or(u32::MAX);
-        let (last, kept) = if cache_this && bytes <= max {
-            let reserved = reserved.min(bytes);
-            (
-                Last::Cached {
+        let bytes = |reply: &[u8]| u32::try_from(reply.len()).unwrap_or(u32::MAX);
+        let (last, kept) = match reply {
+            Some(reply) if cache_this && bytes(reply) <= max => {
+                let reserved = reserved.min(bytes(reply));
+                let cached = Last::Cached {
                     fingerprint,
                     reply: reply.into(),
                     reserved,
-                },
-                reserved,
-            )
-        } else {
-            (Last::Uncached { fingerprint }, 0)
+                };
+                (cached, reserved)
+            }
+            Some(_) | None => (Last::Uncached { fingerprint }, 0),
         };
         slot.last = last;
         self.replies

@@ -278,7 +278,7 @@ impl Server {
     }
 
     fn finish(&mut self, request: &InSession, reply: &[u8]) {
-        self.state.complete(request, reply);
+        self.state.complete(request, Some(reply));
         self.settle();
     }
 

@@ -1,0 +1,128 @@
+//! The service: RPC calls in, replies out. Calls block on files and are carried out on threads of a
+//! pool.
+//!
+//! # The walk of a COMPOUND
+//! 1. [`rpc`] reads the header of the call and finds the procedure.
+//! 2. [`v4::compound`] has SEQUENCE say whether the request is new, and then carries out one
+//!    operation after the other, each of which adds its result to the reply.
+//! 3. An operation is a function of [`v4::context::Context`], in the module of its subject. State
+//!    is asked and changed through [`driver`], files through `capstan_exports`.
+
+mod driver;
+mod failure;
+mod files;
+mod rpc;
+mod v4;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+use capstan_exports::cache::OpenFiles;
+use capstan_exports::clients::Refused;
+use capstan_exports::unsynced::UnsyncedFiles;
+use capstan_exports::{Exports, FileError};
+use capstan_rpc_server::{Call, ConnectionNumber, Outcome, Program};
+use capstan_rpcrdma::xdr::Writer;
+
+use crate::state::stable::file::StableFileError;
+use crate::state::{Config, ConnId};
+
+use driver::Driven;
+use files::Files;
+
+/// How a service is set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Times and bounds of clients' state.
+    pub state: Config,
+    /// The file of stable storage, in a folder that survives restarts.
+    pub stable_path: PathBuf,
+    /// What the server calls itself (so_major_id, and the scope): the same after a restart, and no
+    /// other server's. Up to 1024 bytes.
+    pub owner: Box<[u8]>,
+    /// Most files kept open for clients without opens of their own.
+    pub cached_files: usize,
+}
+
+/// An NFS server without its transports.
+#[derive(Debug)]
+pub struct Service {
+    exports: RwLock<Arc<Exports>>,
+    driven: Mutex<Driven>,
+    files: Files,
+    /// For NFSv3, and for reads and writes with special stateids.
+    cached: OpenFiles,
+    unsynced: UnsyncedFiles,
+    started: Instant,
+    owner: Box<[u8]>,
+}
+
+impl Service {
+    /// A service of these exports, with the state that stable storage has.
+    ///
+    /// # Errors
+    /// Stable storage cannot be used.
+    pub fn new(exports: Arc<Exports>, settings: Settings) -> Result<Arc<Self>, StableFileError> {
+        Ok(Arc::new(Self {
+            exports: RwLock::new(exports),
+            driven: Mutex::new(Driven::open(settings.state, &settings.stable_path)?),
+            files: Files::default(),
+            cached: OpenFiles::new(settings.cached_files),
+            unsynced: UnsyncedFiles::default(),
+            started: Instant::now(),
+            owner: settings.owner,
+        }))
+    }
+
+    /// The exports as they are now.
+    #[must_use]
+    pub fn exports(&self) -> Arc<Exports> {
+        let exports = self.exports.read();
+        exports.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Other exports from now on, whose handles are made with the same key.
+    pub fn set_exports(&self, exports: Arc<Exports>) {
+        let before = self.exports();
+        for export in before.all() {
+            if exports.export(export.id()).is_none() {
+                self.cached.forget_export(export.id());
+            }
+        }
+        *self.exports.write().unwrap_or_else(PoisonError::into_inner) = exports;
+    }
+
+    /// Microseconds since the service began.
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Program for Service {
+    fn call(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
+        rpc::carry_out(self, call, reply)
+    }
+
+    fn admits(&self, peer: SocketAddr) -> bool {
+        let exports = self.exports().all();
+        // A port that is not privileged is told so where an export is asked for.
+        exports.iter().any(|export| {
+            let rule = export.settings().clients.for_client(peer);
+            !matches!(rule, Err(Refused::NoNetwork(_)))
+        })
+    }
+
+    fn ended(&self, connection: ConnectionNumber) {
+        self.connection_ended(ConnId(connection.0));
+    }
+}
+
+/// A random number that no client can guess; the same as `FileError` says when there is none.
+fn random() -> Result<u64, FileError> {
+    getrandom::u64().map_err(|_none| FileError::Full {
+        what: "the kernel's source of random numbers",
+        places: 0,
+    })
+}

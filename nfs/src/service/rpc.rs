@@ -1,0 +1,75 @@
+//! The header of a call, and which procedure it is for (RFC 5531, section 9).
+
+use capstan_nfs_proto::NFS_PROGRAM;
+use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND, PROC_NULL};
+use capstan_rpc_server::{Call, Outcome};
+use capstan_rpcrdma::rpc::{Accepted, Call as Header, CallError, Reply};
+use capstan_rpcrdma::xdr::{Reader, Writer};
+
+use super::{Service, v4};
+
+/// What a procedure has done.
+pub(super) enum Done {
+    /// Its results follow the header, which it has written.
+    Reply,
+    /// It was not carried out, and nothing was written.
+    Refused(Accepted),
+}
+
+/// Carries out a call.
+pub(super) fn carry_out(service: &Service, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
+    let start = reply.mark();
+    let mut arguments = call.reader;
+    let header = match Header::read(&mut arguments) {
+        Ok(header) => header,
+        Err(CallError::Unreadable(_)) => return Outcome::End,
+        Err(CallError::NotACall { .. }) => return Outcome::None,
+        Err(CallError::Denied { xid, denied }) => {
+            return written(&Reply::denied(xid, denied), reply);
+        }
+    };
+    match procedure(service, call, &header, arguments, reply) {
+        Done::Reply => Outcome::Reply,
+        Done::Refused(accepted) => {
+            reply.rewind(start);
+            written(&Reply::accepted(header.xid, accepted), reply)
+        }
+    }
+}
+
+fn written(answer: &Reply, reply: &mut Writer<'_>) -> Outcome {
+    match answer.write(reply) {
+        Ok(()) => Outcome::Reply,
+        // No buffer of a transport is as small as that.
+        Err(_full) => Outcome::End,
+    }
+}
+
+fn procedure(
+    service: &Service,
+    call: &Call<'_>,
+    header: &Header<'_>,
+    arguments: Reader<'_>,
+    reply: &mut Writer<'_>,
+) -> Done {
+    match (header.program, header.version) {
+        (NFS_PROGRAM, NFS_V4) => match header.procedure {
+            PROC_NULL => nothing(header, reply),
+            PROC_COMPOUND => v4::compound::carry_out(service, call, header, arguments, reply),
+            _ => Done::Refused(Accepted::ProcedureUnavailable),
+        },
+        (NFS_PROGRAM, _) => Done::Refused(Accepted::ProgramMismatch {
+            low: NFS_V4,
+            high: NFS_V4,
+        }),
+        _ => Done::Refused(Accepted::ProgramUnavailable),
+    }
+}
+
+/// The procedure 0 of every program.
+fn nothing(header: &Header<'_>, reply: &mut Writer<'_>) -> Done {
+    match Reply::success(header.xid).write(reply) {
+        Ok(()) => Done::Reply,
+        Err(_full) => Done::Refused(Accepted::SystemError),
+    }
+}

@@ -1,0 +1,221 @@
+//! What the operations of one COMPOUND share.
+
+use std::sync::Arc;
+
+use capstan_exports::name::Name;
+use capstan_exports::{Caller, Credentials, Export, Exports, Node, PseudoId};
+use capstan_nfs_proto::v4::opnum::MinorVersion;
+use capstan_nfs_proto::v4::reply::ReplyEncoder;
+use capstan_nfs_proto::v4::status::Status;
+use capstan_nfs_proto::v4::types::{ClientId, Component};
+use capstan_rpc_server::Call;
+use capstan_rpcrdma::rpc::{AuthFlavor, Credentials as RpcCredentials, Gids};
+
+use crate::service::Service;
+use crate::service::failure::Failure;
+use crate::state::{ConnId, CurrentStateid, FileKey, InSession, Peer, Principal};
+
+/// A file, and whom operations on it run as.
+#[derive(Debug)]
+pub(super) struct File {
+    /// The file.
+    pub(super) node: Node,
+    /// The caller, as its export has it.
+    pub(super) caller: Caller,
+    /// Its name in the state.
+    pub(super) key: FileKey,
+}
+
+/// What a filehandle stands for.
+#[derive(Clone, Debug)]
+pub(super) enum Object {
+    /// A directory of the pseudo file system.
+    Pseudo(PseudoId),
+    /// Anything of an export.
+    File(Arc<File>),
+}
+
+/// The user of a call, as the client says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct User {
+    flavor: AuthFlavor,
+    uid: u32,
+    gid: u32,
+    groups: Gids,
+}
+
+/// An id that is none, which every export makes its anonymous one.
+const NO_ID: u32 = u32::MAX;
+
+impl User {
+    pub(super) fn of(credentials: &RpcCredentials<'_>) -> Self {
+        match credentials {
+            RpcCredentials::None => Self {
+                flavor: AuthFlavor::NONE,
+                uid: NO_ID,
+                gid: NO_ID,
+                groups: Gids::default(),
+            },
+            RpcCredentials::Sys(sys) => Self {
+                flavor: AuthFlavor::SYS,
+                uid: sys.uid,
+                gid: sys.gid,
+                groups: sys.gids,
+            },
+        }
+    }
+}
+
+/// What the operations of one COMPOUND share.
+#[derive(Debug)]
+pub(super) struct Context<'a> {
+    pub(super) service: &'a Service,
+    pub(super) exports: Arc<Exports>,
+    pub(super) call: &'a Call<'a>,
+    pub(super) user: User,
+    pub(super) minor_version: MinorVersion,
+    /// The request, behind a SEQUENCE.
+    pub(super) in_session: Option<InSession>,
+    /// Whether no operation follows the one that is carried out.
+    pub(super) is_last: bool,
+    /// The current filehandle.
+    pub(super) current: Option<Object>,
+    /// The saved filehandle.
+    pub(super) saved: Option<Object>,
+    /// The current stateid, and the saved one.
+    pub(super) stateids: CurrentStateid,
+}
+
+/// The reply of a COMPOUND, to which each operation adds its result.
+pub(super) type Results<'w, 'b> = ReplyEncoder<'w, 'b>;
+
+/// What an operation is: it adds its result to the reply, or has failed.
+pub(super) type Outcome = Result<(), Failure>;
+
+impl Context<'_> {
+    /// Whom the request comes from.
+    pub(super) fn peer(&self) -> Peer {
+        Peer {
+            connection: ConnId(self.call.connection.0),
+            address: self.call.peer.ip(),
+            principal: Principal {
+                flavor: self.user.flavor.0,
+                id: self.user.uid,
+            },
+        }
+    }
+
+    /// The client of the session.
+    ///
+    /// # Errors
+    /// NFS4ERR_OP_NOT_IN_SESSION.
+    pub(super) fn client(&self) -> Result<ClientId, Status> {
+        let request = self.in_session.as_ref();
+        request
+            .map(|request| request.client)
+            .ok_or(Status::OP_NOT_IN_SESSION)
+    }
+
+    /// The current filehandle.
+    ///
+    /// # Errors
+    /// NFS4ERR_NOFILEHANDLE.
+    pub(super) fn object(&self) -> Result<&Object, Status> {
+        self.current.as_ref().ok_or(Status::NOFILEHANDLE)
+    }
+
+    /// The file of the current filehandle; `otherwise` for a directory of the pseudo file system.
+    ///
+    /// # Errors
+    /// NFS4ERR_NOFILEHANDLE, or that status.
+    pub(super) fn file_or(&self, otherwise: Status) -> Result<Arc<File>, Status> {
+        match self.object()? {
+            Object::File(file) => Ok(file.clone()),
+            Object::Pseudo(_) => Err(otherwise),
+        }
+    }
+
+    /// As [`Context::file_or`], of the saved filehandle.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn saved_file_or(&self, otherwise: Status) -> Result<Arc<File>, Status> {
+        match self.saved.as_ref().ok_or(Status::NOFILEHANDLE)? {
+            Object::File(file) => Ok(file.clone()),
+            Object::Pseudo(_) => Err(otherwise),
+        }
+    }
+
+    /// Makes another object the current one. There is no current stateid then (RFC 8881, section
+    /// 16.2.3.1.2).
+    pub(super) fn set_object(&mut self, object: Object) {
+        self.current = Some(object);
+        self.stateids.forget();
+    }
+
+    /// The user as an export has it.
+    ///
+    /// # Errors
+    /// NFS4ERR_ACCESS: the client may not use the export; NFS4ERR_PERM: not from that port.
+    pub(super) fn caller(&self, export: &Export) -> Result<Caller, Status> {
+        use capstan_exports::clients::Refused;
+        let credentials = Credentials {
+            uid: self.user.uid,
+            gid: self.user.gid,
+            groups: self.user.groups.as_slice(),
+        };
+        let caller = export.caller(self.call.peer, &credentials);
+        caller.map_err(|refused| {
+            tracing::info!(
+                "{} is refused {}: {refused}",
+                self.call.peer,
+                export.settings().client_path
+            );
+            match refused {
+                Refused::NoNetwork(_) => Status::ACCESS,
+                Refused::InsecurePort { .. } => Status::PERM,
+            }
+        })
+    }
+
+    /// A file as the user has it.
+    ///
+    /// # Errors
+    /// As of [`Context::caller`].
+    pub(super) fn file(&self, node: Node) -> Result<File, Status> {
+        let caller = self.caller(node.export())?;
+        let key = key_of(&node)?;
+        Ok(File { node, caller, key })
+    }
+
+    /// As [`Context::file`], the object.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn object_of(&self, node: Node) -> Result<Object, Status> {
+        self.file(node).map(|file| Object::File(Arc::new(file)))
+    }
+}
+
+/// The name of a file in the state: its export, and the kernel's handle of it.
+///
+/// # Errors
+/// NFS4ERR_BADHANDLE, which no handle of a node is.
+pub(super) fn key_of(node: &Node) -> Result<FileKey, Status> {
+    let handle = node.kernel_handle();
+    let kind = handle.kind().to_be_bytes();
+    let bytes: Vec<u8> = kind.iter().chain(handle.bytes()).copied().collect();
+    FileKey::new(node.export().id().0.into(), &bytes)
+}
+
+impl File {
+    /// A name in this directory, by the rule of its export.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn name<'n>(&self, component: Component<'n>) -> Result<Name<'n>, Failure> {
+        let rule = self.node.export().settings().names;
+        Name::new(component.0, rule)
+            .map_err(|problem| capstan_exports::FileError::from(problem).into())
+    }
+}

@@ -1,0 +1,138 @@
+//! Which function carries out an operation.
+
+use capstan_nfs_proto::v4::op::Op;
+use capstan_nfs_proto::v4::opnum::OpNum;
+use capstan_nfs_proto::v4::status::Status;
+
+use super::context::{Context, Outcome, Results};
+
+impl Context<'_> {
+    /// Carries out an operation that may be where it is.
+    ///
+    /// # Errors
+    /// It failed, and nothing was added to `results`.
+    pub(super) fn operation(&mut self, op: &Op<'_>, results: &mut Results<'_, '_>) -> Outcome {
+        match op {
+            Op::PutRootFh | Op::PutPubFh => self.put_root(op.num(), results),
+            Op::PutFh(handle) => self.put(*handle, results),
+            Op::GetFh => self.get_handle(results),
+            Op::SaveFh => self.save(results),
+            Op::RestoreFh => self.restore(results),
+            Op::Lookup(name) => self.look_up(*name, results),
+            Op::LookupP => self.look_up_parent(results),
+
+            Op::ExchangeId(arguments) => self.exchange_id(arguments, results),
+            Op::CreateSession(arguments) => self.create_session(arguments, results),
+            Op::BindConnToSession(arguments) => self.bind_connection(arguments, results),
+            Op::DestroySession(session) => self.destroy_session(*session, results),
+            Op::DestroyClientId(client) => self.destroy_client(*client, results),
+            Op::ReclaimComplete(one_fs) => self.reclaim_complete(*one_fs, results),
+            Op::TestStateid(stateids) => self.test_stateids(*stateids, results),
+            Op::FreeStateid(stateid) => self.free_stateid(*stateid, results),
+            Op::BackchannelCtl(_) => self.backchannel_ctl(results),
+            // It is answered where it may be, in front of all others.
+            Op::Sequence(_) => Err(Status::SEQUENCE_POS.into()),
+
+            // Attributes and names.
+            Op::Access(_)
+            | Op::GetAttr(_)
+            | Op::SetAttr(_)
+            | Op::Verify(_)
+            | Op::NVerify(_)
+            | Op::ReadDir(_)
+            | Op::ReadLink
+            | Op::Create(_)
+            | Op::Remove(_)
+            | Op::Rename(_)
+            | Op::Link(_)
+            | Op::SecInfo(_)
+            | Op::SecInfoNoName(_)
+            | Op::GetXattr(_)
+            | Op::SetXattr(_)
+            | Op::ListXattrs(_)
+            | Op::RemoveXattr(_) => Err(Status::NOTSUPP.into()),
+
+            // Opens, data and locks.
+            Op::Open(_)
+            | Op::Close(_)
+            | Op::OpenDowngrade(_)
+            | Op::Read(_)
+            | Op::Write(_)
+            | Op::Commit(_)
+            | Op::Lock(_)
+            | Op::LockT(_)
+            | Op::LockU(_)
+            | Op::Seek(_)
+            | Op::Allocate(_)
+            | Op::Deallocate(_)
+            | Op::Copy(_)
+            | Op::Clone(_)
+            | Op::IoAdvise(_)
+            | Op::OffloadCancel(_)
+            | Op::OffloadStatus(_) => Err(Status::NOTSUPP.into()),
+
+            // No delegations, layouts, named attributes, SSV, copies between servers, and holes are
+            // told by SEEK (RFC 7862, section 11: all of them OPTIONAL).
+            Op::DelegPurge(_)
+            | Op::DelegReturn(_)
+            | Op::OpenAttr(_)
+            | Op::GetDirDelegation(_)
+            | Op::GetDeviceInfo(_)
+            | Op::GetDeviceList(_)
+            | Op::LayoutCommit(_)
+            | Op::LayoutGet(_)
+            | Op::LayoutReturn(_)
+            | Op::SetSsv(_)
+            | Op::WantDelegation(_)
+            | Op::CopyNotify(_)
+            | Op::LayoutError(_)
+            | Op::LayoutStats(_)
+            | Op::ReadPlus(_)
+            | Op::WriteSame(_)
+            | Op::OfV40(_) => Err(Status::NOTSUPP.into()),
+        }
+    }
+}
+
+/// Whether an operation is allowed without a session, where it is the only one (RFC 8881, section
+/// 2.10.1 and 18.37.3).
+pub(super) const fn may_be_alone(op: OpNum) -> bool {
+    matches!(
+        op,
+        OpNum::EXCHANGE_ID
+            | OpNum::CREATE_SESSION
+            | OpNum::DESTROY_SESSION
+            | OpNum::BIND_CONN_TO_SESSION
+            | OpNum::DESTROY_CLIENTID
+    )
+}
+
+/// Whether an operation changes something, so that its result has to have room before it begins.
+pub(super) const fn changes_something(op: OpNum) -> bool {
+    matches!(
+        op,
+        OpNum::CLOSE
+            | OpNum::CREATE
+            | OpNum::LINK
+            | OpNum::LOCK
+            | OpNum::LOCKU
+            | OpNum::OPEN
+            | OpNum::OPEN_DOWNGRADE
+            | OpNum::REMOVE
+            | OpNum::RENAME
+            | OpNum::SETATTR
+            | OpNum::WRITE
+            | OpNum::EXCHANGE_ID
+            | OpNum::CREATE_SESSION
+            | OpNum::DESTROY_SESSION
+            | OpNum::DESTROY_CLIENTID
+            | OpNum::FREE_STATEID
+            | OpNum::RECLAIM_COMPLETE
+            | OpNum::ALLOCATE
+            | OpNum::DEALLOCATE
+            | OpNum::COPY
+            | OpNum::CLONE
+            | OpNum::SETXATTR
+            | OpNum::REMOVEXATTR
+    )
+}

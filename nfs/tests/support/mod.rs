@@ -1,0 +1,407 @@
+//! A service of a directory in mounts of the test's own, and a client that talks to it without a
+//! transport.
+#![allow(
+    dead_code,
+    clippy::allow_attributes,
+    reason = "each test file uses what it needs"
+)]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use capstan_exports::clients::{Access, Anonymous, ClientRule, ClientRules, Squash};
+use capstan_exports::name::NameRule;
+use capstan_exports::{ExportSettings, Exports, FileSystemId, Key};
+use capstan_memory::Span;
+use capstan_nfs::service::{Service, Settings};
+use capstan_nfs::state::Config;
+use capstan_nfs_proto::NFS_PROGRAM;
+use capstan_nfs_proto::codec::Opaque;
+use capstan_nfs_proto::v4::args::{
+    ChannelAttributes, CreateSession, CreateSessionFlags, ExchangeId, ExchangeIdFlags, Sequence,
+    StateProtect,
+};
+use capstan_nfs_proto::v4::client::{CompoundEncoder, Reply as CompoundReply};
+use capstan_nfs_proto::v4::op::Op;
+use capstan_nfs_proto::v4::result::OpResult;
+use capstan_nfs_proto::v4::status::Status;
+use capstan_nfs_proto::v4::types::{ClientId, ClientOwner, Component, SessionId, Verifier};
+use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND};
+use capstan_rpc_server::{Arguments, Call, ConnectionNumber, Outcome, Program, Results, Wire};
+use capstan_rpcrdma::rpc::{AuthSys, Call as Header, Credentials, Gids, Reply};
+use capstan_rpcrdma::xdr::{Reader, ReducedItem, Writer};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+/// Bytes of a call and of a reply: what transports have.
+pub(crate) const MESSAGE_BYTES: usize = (1 << 20) + (64 << 10);
+
+/// Gives the thread of the test mounts of its own, which go with it.
+fn own_mounts() {
+    let none = None::<&str>;
+    unshare(CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))
+        .unwrap_or_else(|reason| {
+            panic!(
+                "no mounts of its own: {reason}; this test needs root, leave it out with: \
+                 cargo nextest run -E 'not test(/^root_/)'"
+            )
+        });
+}
+
+/// A service of one directory of a tmpfs, at `/exported`.
+pub(crate) struct Served {
+    pub(crate) service: Arc<Service>,
+    mounted: Mounted,
+}
+
+/// A folder with a tmpfs mounted below it.
+struct Mounted(tempfile::TempDir);
+
+impl Mounted {
+    fn path(&self) -> PathBuf {
+        self.0.path().join("exported")
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(&self.path(), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+pub(crate) fn rules(access: Access, squash: Squash) -> ClientRules {
+    ClientRules::new(vec![ClientRule {
+        network: "192.0.2.0/24".parse().unwrap(),
+        access,
+        squash,
+        anonymous: Anonymous::default(),
+        secure_ports: false,
+    }])
+    .unwrap()
+}
+
+impl Served {
+    pub(crate) fn new() -> Self {
+        Self::with(|_settings| {})
+    }
+
+    /// With what `change` does to the settings of the export.
+    pub(crate) fn with(change: impl FnOnce(&mut ExportSettings)) -> Self {
+        own_mounts();
+        let mounted = Mounted(tempfile::tempdir().unwrap());
+        // Users may come through to what is mounted.
+        fs::set_permissions(mounted.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = mounted.path();
+        fs::create_dir(&path).unwrap();
+        let none = None::<&str>;
+        mount(Some("tmpfs"), &path, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        let mut export = ExportSettings {
+            path,
+            client_path: "/exported".into(),
+            id: None,
+            file_system: Some(FileSystemId([7; 16])),
+            clients: rules(Access::ReadWrite, Squash::None),
+            names: NameRule::Utf8,
+            crossmnt: false,
+        };
+        change(&mut export);
+        let service = Self::service(&mounted, vec![export]);
+        Self { service, mounted }
+    }
+
+    fn service(mounted: &Mounted, exports: Vec<ExportSettings>) -> Arc<Service> {
+        let key = Key::from_bytes([5; capstan_exports::key::KEY_BYTES]);
+        let settings = Settings {
+            state: Config::new().with_times(2_000_000, 2_000_000).unwrap(),
+            stable_path: mounted.0.path().join("state"),
+            owner: (*b"the server").into(),
+            cached_files: 16,
+        };
+        Service::new(Arc::new(Exports::open(key, exports).unwrap()), settings).unwrap()
+    }
+
+    /// The service as it comes back after a restart: with nothing but its file of stable storage.
+    pub(crate) fn restarted(self) -> Self {
+        let exports = self.service.exports().all();
+        let settings = exports.iter().map(|export| export.settings().clone());
+        let settings = settings.collect();
+        let Self { service, mounted } = self;
+        assert_eq!(Arc::strong_count(&service), 1, "clients have it");
+        drop((service, exports));
+        let service = Self::service(&mounted, settings);
+        Self { service, mounted }
+    }
+
+    /// The exported directory on this machine.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.mounted.path()
+    }
+
+    /// A client with a session, that has nothing to reclaim. Its user is root.
+    pub(crate) fn client(&self, name: &str) -> Client {
+        let mut client = self.new_client(name);
+        client.run(&[Op::ReclaimComplete(false)], |results| {
+            assert_eq!(results[0], OpResult::Done(results[0].op()));
+        });
+        client
+    }
+
+    /// A client with a session, as it is before RECLAIM_COMPLETE.
+    pub(crate) fn new_client(&self, name: &str) -> Client {
+        let mut client = Client::without_session(self.service.clone());
+        client.begin(name);
+        client
+    }
+}
+
+/// A client on one connection.
+pub(crate) struct Client {
+    service: Arc<Service>,
+    pub(crate) connection: u64,
+    pub(crate) peer: SocketAddr,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) minor_version: u32,
+    pub(crate) session: SessionId,
+    /// The next sequence ID of slot 0.
+    pub(crate) sequence: u32,
+    pub(crate) cache_this: bool,
+    xid: u32,
+}
+
+/// The reply of a COMPOUND, as bytes behind the header of RPC.
+#[derive(Clone, Debug)]
+pub(crate) struct Replied {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) reduced: Vec<ReducedItem>,
+}
+
+impl Replied {
+    /// Its results.
+    pub(crate) fn results<T>(&self, look: impl FnOnce(Status, &[OpResult<'_>]) -> T) -> T {
+        let reader = Reader::with_reduced(&self.bytes, &self.reduced);
+        let mut reply = CompoundReply::decode(reader).unwrap();
+        let results: Vec<_> = reply.by_ref().map(Result::unwrap).collect();
+        reply.finish().unwrap();
+        look(reply.status, &results)
+    }
+}
+
+impl Client {
+    pub(crate) fn without_session(service: Arc<Service>) -> Self {
+        Self {
+            service,
+            connection: 1,
+            peer: "192.0.2.1:700".parse().unwrap(),
+            uid: 0,
+            gid: 0,
+            minor_version: 2,
+            session: SessionId([0; 16]),
+            sequence: 1,
+            cache_this: false,
+            xid: 1,
+        }
+    }
+
+    /// Bytes of a call.
+    pub(crate) fn call_bytes(
+        &mut self,
+        (program, version, procedure): (u32, u32, u32),
+        arguments: impl FnOnce(&mut Writer<'_>),
+    ) -> Vec<u8> {
+        let mut buffer = vec![0; MESSAGE_BYTES];
+        let mut writer = Writer::new(&mut buffer);
+        let header = Header {
+            xid: self.xid,
+            program,
+            version,
+            procedure,
+            credentials: Credentials::Sys(AuthSys {
+                stamp: 0,
+                machine_name: b"client",
+                uid: self.uid,
+                gid: self.gid,
+                gids: Gids::default(),
+            }),
+        };
+        self.xid += 1;
+        header.write(&mut writer).unwrap();
+        arguments(&mut writer);
+        assert!(writer.reduced_items().is_empty());
+        writer.written().to_vec()
+    }
+
+    /// Sends a call and gives what the reply has behind its header.
+    pub(crate) fn send(&self, message: &[u8]) -> Replied {
+        self.send_with(message, &[], &[], &[])
+    }
+
+    /// As [`Client::send`], of a call with data elsewhere and with places for that of the reply.
+    pub(crate) fn send_with(
+        &self,
+        message: &[u8],
+        reduced: &[ReducedItem],
+        data: &[Span],
+        places: &[Option<Span>],
+    ) -> Replied {
+        let call = Call {
+            connection: ConnectionNumber(self.connection),
+            wire: Wire::Tcp,
+            peer: self.peer,
+            message,
+            reader: Reader::with_reduced(message, reduced),
+            arguments: Arguments(data),
+            results: Results(places),
+        };
+        let mut buffer = vec![0; MESSAGE_BYTES];
+        let mut writer = Writer::new(&mut buffer);
+        assert_eq!(self.service.call(&call, &mut writer), Outcome::Reply);
+        let reduced = writer.reduced_items().to_vec();
+        let mut reader = Reader::new(writer.written());
+        let reply = Reply::read(&mut reader).unwrap();
+        assert_eq!(Some(reply.xid.to_be_bytes().as_slice()), message.get(..4));
+        assert_eq!(reply, Reply::success(reply.xid));
+        Replied {
+            bytes: reader.left().to_vec(),
+            // Positions count from behind the header of RPC here.
+            reduced: reduced
+                .into_iter()
+                .map(|item| ReducedItem {
+                    position: item.position
+                        - u32::try_from(writer.offset() - reader.left().len()).unwrap(),
+                    ..item
+                })
+                .collect(),
+        }
+    }
+
+    /// Bytes of a COMPOUND of just these operations.
+    pub(crate) fn compound_bytes(&mut self, ops: &[Op<'_>]) -> Vec<u8> {
+        let minor_version = self.minor_version;
+        self.call_bytes((NFS_PROGRAM, NFS_V4, PROC_COMPOUND), |writer| {
+            let mut compound = CompoundEncoder::new(writer, Opaque(b"tag"), minor_version).unwrap();
+            for op in ops {
+                compound.push(op).unwrap();
+            }
+        })
+    }
+
+    /// Sends just these operations.
+    pub(crate) fn raw<T>(
+        &mut self,
+        ops: &[Op<'_>],
+        look: impl FnOnce(Status, &[OpResult<'_>]) -> T,
+    ) -> T {
+        let message = self.compound_bytes(ops);
+        self.send(&message).results(look)
+    }
+
+    /// The SEQUENCE of the next request.
+    pub(crate) fn sequence_op(&self) -> Op<'static> {
+        Op::Sequence(Sequence {
+            sessionid: self.session,
+            sequenceid: self.sequence,
+            slotid: 0,
+            highest_slotid: 0,
+            cachethis: self.cache_this,
+        })
+    }
+
+    /// Sends operations behind a SEQUENCE, whose result is left out of what `look` gets.
+    pub(crate) fn try_run<T>(
+        &mut self,
+        ops: &[Op<'_>],
+        look: impl FnOnce(Status, &[OpResult<'_>]) -> T,
+    ) -> T {
+        let all: Vec<_> = [self.sequence_op()]
+            .into_iter()
+            .chain(ops.iter().copied())
+            .collect();
+        self.sequence += 1;
+        self.raw(&all, |status, results| {
+            assert!(matches!(results[0], OpResult::Sequence(_)), "{results:?}");
+            look(status, &results[1..])
+        })
+    }
+
+    /// As [`Client::try_run`], of operations that all succeed.
+    #[track_caller]
+    pub(crate) fn run<T>(&mut self, ops: &[Op<'_>], look: impl FnOnce(&[OpResult<'_>]) -> T) -> T {
+        self.try_run(ops, |status, results| {
+            assert_eq!(status, Status::OK, "{results:?}");
+            look(results)
+        })
+    }
+
+    /// The status of operations.
+    pub(crate) fn status(&mut self, ops: &[Op<'_>]) -> Status {
+        self.try_run(ops, |status, _results| status)
+    }
+
+    /// EXCHANGE_ID and CREATE_SESSION.
+    pub(crate) fn begin(&mut self, name: &str) {
+        let exchange = Op::ExchangeId(ExchangeId {
+            clientowner: ClientOwner {
+                verifier: Verifier([1; 8]),
+                ownerid: Opaque(name.as_bytes()),
+            },
+            flags: ExchangeIdFlags::empty(),
+            state_protect: StateProtect::None,
+            client_impl_id: None,
+        });
+        let (client, sequence) = self.raw(&[exchange], |status, results| match results {
+            [OpResult::ExchangeId(ok)] => (ok.clientid, ok.sequenceid),
+            other => panic!("{status}: {other:?}"),
+        });
+        self.create_session(client, sequence);
+    }
+
+    pub(crate) fn create_session(&mut self, client: ClientId, sequence: u32) {
+        let channel = ChannelAttributes {
+            headerpadsize: 0,
+            maxrequestsize: 2 << 20,
+            maxresponsesize: 2 << 20,
+            maxresponsesize_cached: 4096,
+            maxoperations: 64,
+            maxrequests: 4,
+            rdma_ird: None,
+        };
+        let create = Op::CreateSession(CreateSession {
+            clientid: client,
+            sequence,
+            flags: CreateSessionFlags::empty(),
+            fore_chan_attrs: channel,
+            back_chan_attrs: channel,
+            cb_program: 0,
+            sec_parms: capstan_nfs_proto::codec::List::of(&[]),
+        });
+        self.session = self.raw(&[create], |status, results| match results {
+            [OpResult::CreateSession(ok)] => ok.sessionid,
+            other => panic!("{status}: {other:?}"),
+        });
+        self.sequence = 1;
+    }
+}
+
+/// The operations that lead to a path below the export.
+pub(crate) fn path_ops(names: &[&'static str]) -> Vec<Op<'static>> {
+    let lookups = names
+        .iter()
+        .map(|name| Op::Lookup(Component(name.as_bytes())));
+    [Op::PutRootFh, Op::Lookup(Component(b"exported"))]
+        .into_iter()
+        .chain(lookups)
+        .collect()
+}
+
+/// A file on this machine, with an owner and a mode.
+pub(crate) fn put(path: &Path, data: &[u8], uid: u32, mode: u32) {
+    fs::write(path, data).unwrap();
+    std::os::unix::fs::chown(path, Some(uid), Some(uid)).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
