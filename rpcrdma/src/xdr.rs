@@ -17,10 +17,12 @@
 //! Items are padded to a multiple of four bytes. Zeroes are written (RFC 4506, section 3); what
 //! arrives as padding is not looked at (RFC 8166, section 3.4.5.2), as nothing depends on it.
 
+mod read_error;
 mod reader;
 mod writer;
 
-pub use reader::{ReadError, Reader};
+pub use read_error::ReadError;
+pub use reader::Reader;
 pub use writer::{Mark, Place, WriteError, Writer};
 
 /// Bytes of a unit, of which every item takes a whole number (RFC 4506, section 3).
