@@ -1,54 +1,15 @@
 //! Declarations of wire types: named values that may also hold any other value, closed
 //! enumerations, sets of flags, structures and discriminated unions, each with its encoding.
 
-/// Declares a newtype over `u32` with one constant per named value; a peer may send others.
-///
-/// `Display` prints the RFC's name, or the value in decimal as the RFCs write them.
+/// As `capstan_rpcrdma::open_enum!`, with the encoding.
 macro_rules! open_enum {
     (
         $(#[$meta:meta])*
-        pub struct $type:ident {
-            $( $(#[$vmeta:meta])* $name:ident = $value:literal => $text:literal, )+
-        }
+        pub struct $type:ident { $($values:tt)+ }
     ) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $type(pub u32);
-
-        impl $type {
-            $( #[doc = concat!($text, " (`", stringify!($value), "`).")] $(#[$vmeta])*
-               pub const $name: Self = Self($value); )+
-
-            /// Every named value, in the order of the declaration.
-            pub const NAMED: &'static [Self] = &[$( Self::$name, )+];
-
-            /// The name in the RFC, or `None` for a value it does not define.
-            #[must_use]
-            pub const fn name(self) -> Option<&'static str> {
-                match self.0 {
-                    $( $value => Some($text), )+
-                    _ => None,
-                }
-            }
-        }
-
-        impl core::fmt::Display for $type {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                match self.name() {
-                    Some(name) => f.write_str(name),
-                    None => write!(f, "{}", self.0),
-                }
-            }
-        }
-
-        impl core::fmt::Debug for $type {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                write!(f, "{}", self.0)?;
-                match self.name() {
-                    Some(name) => write!(f, " {name}"),
-                    None => Ok(()),
-                }
-            }
+        capstan_rpcrdma::open_enum! {
+            $(#[$meta])*
+            pub struct $type { $($values)+ }
         }
 
         impl $crate::codec::Encode for $type {

@@ -3,7 +3,9 @@
 
 /// Declares a newtype over `u32` with one associated constant per named value.
 ///
-/// `Display` prints the name from the specification, or the value.
+/// `Display` prints the name from the specification, or the value in decimal as the RFCs write
+/// them. Other crates over XDR declare theirs with it as well.
+#[macro_export]
 macro_rules! open_enum {
     (
         $(#[$meta:meta])*
@@ -16,7 +18,7 @@ macro_rules! open_enum {
         pub struct $type(pub u32);
 
         impl $type {
-            $( #[doc = concat!($text, " (", stringify!($value), ").")] $(#[$vmeta])*
+            $( #[doc = concat!($text, " (`", stringify!($value), "`).")] $(#[$vmeta])*
                pub const $name: Self = Self($value); )+
 
             /// Every named value, in the order of the declaration.
@@ -52,4 +54,3 @@ macro_rules! open_enum {
         }
     };
 }
-pub(crate) use open_enum;

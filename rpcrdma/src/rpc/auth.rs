@@ -2,7 +2,7 @@
 //! appendix A).
 
 use crate::limits::{AUTH_BODY_MAX_BYTES, GIDS_MAX, MACHINE_NAME_MAX_BYTES};
-use crate::macros::open_enum;
+use crate::open_enum;
 use crate::xdr::{ReadError, Reader, WriteError, Writer, to_usize};
 
 open_enum! {
