@@ -171,67 +171,67 @@ impl<'a> Decode<'a> for Fattr<'a> {
     }
 }
 
+/// Declares a structure with a place for the value of each of some attributes, in the order of
+/// their numbers, and what takes its values to and from [`Fattr`].
 macro_rules! attributes {
-    ($( $number:ident $field:ident: $type:ty = $doc:literal, )+) => {
-        /// Values of attributes that can be read. Those without a place here (ACLs, locations,
-        /// layouts, retention, security labels) can only be absent.
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident {
+            $( $number:ident $field:ident: $type:ty = $doc:literal, )+
+        }
+    ) => {
+        $(#[$meta])*
         #[derive(Clone, Copy, PartialEq, Debug, Default)]
-        pub struct Attributes<'a> {
+        pub struct $name<'a> {
             $( #[doc = $doc] pub $field: Option<$type>, )+
         }
 
-        impl Attributes<'_> {
+        impl<'a> $name<'a> {
             /// Every attribute that has a place here.
             #[must_use]
-            pub fn known() -> Bitmap {
-                [$( AttrNumber::$number.0, )+].into_iter().collect()
+            pub fn known() -> $crate::v4::bitmap::Bitmap {
+                [$( $crate::v4::attr::AttrNumber::$number.0, )+].into_iter().collect()
             }
 
             /// The attributes that have a value here.
             #[must_use]
-            pub fn present(&self) -> Bitmap {
-                let mut present = Bitmap::EMPTY;
-                $( if self.$field.is_some() { present.insert(AttrNumber::$number.0); } )+
+            pub fn present(&self) -> $crate::v4::bitmap::Bitmap {
+                let mut present = $crate::v4::bitmap::Bitmap::EMPTY;
+                $( if self.$field.is_some() {
+                    present.insert($crate::v4::attr::AttrNumber::$number.0);
+                } )+
                 present
             }
 
-            /// Encodes those of the requested values that are present, as fattr4. What is
-            /// requested and absent is left out (RFC 8881, section 18.7.3).
-            ///
-            /// # Errors
-            /// They do not fit; a part of them may have been written.
-            pub fn encode_requested(
+            /// Encodes the values of `mask` that are present as fattr4.
+            fn encode_masked(
                 &self,
-                requested: &Bitmap,
-                to: &mut Writer<'_>,
-            ) -> Result<(), WriteError> {
-                let mask = requested.and(&self.present());
-                mask.encode(to)?;
+                mask: $crate::v4::bitmap::Bitmap,
+                to: &mut $crate::codec::Writer<'_>,
+            ) -> Result<(), $crate::codec::WriteError> {
+                let mask = mask.and(&self.present());
+                $crate::codec::Encode::encode(&mask, to)?;
                 let length = to.open_u32()?;
                 let start = to.offset();
-                $( if mask.contains(AttrNumber::$number.0) && let Some(value) = &self.$field {
-                    value.encode(to)?;
+                $( if mask.contains($crate::v4::attr::AttrNumber::$number.0)
+                    && let Some(value) = &self.$field
+                {
+                    $crate::codec::Encode::encode(value, to)?;
                 } )+
                 let bytes = to.offset().saturating_sub(start);
                 to.fill_u32(length, u32::try_from(bytes).unwrap_or(u32::MAX));
                 Ok(())
             }
-        }
 
-        impl<'a> Attributes<'a> {
-            /// Decodes the values of a reply.
-            ///
-            /// # Errors
-            /// One is malformed or has no place here, or bytes follow the last.
-            pub fn decode_values(attributes: &Fattr<'a>) -> Result<Self, ReadError> {
-                let mut from = Reader::new(attributes.values.0);
-                let unknown = attributes.mask.without(&Self::known());
-                if let Some(number) = unknown.iter().next() {
-                    return Err(from.invalid("attrmask", number.into(), "attributes with a place"));
-                }
+            /// Decodes values of attributes that all have a place here.
+            fn decode_known(
+                attributes: &$crate::v4::attr::Fattr<'a>,
+            ) -> Result<Self, $crate::codec::ReadError> {
+                let mut from = $crate::codec::Reader::new(attributes.values.0);
                 let mut decoded = Self::default();
-                $( if attributes.mask.contains(AttrNumber::$number.0) {
-                    decoded.$field = Some(Decode::decode(&mut from, stringify!($field))?);
+                $( if attributes.mask.contains($crate::v4::attr::AttrNumber::$number.0) {
+                    decoded.$field =
+                        Some($crate::codec::Decode::decode(&mut from, stringify!($field))?);
                 } )+
                 from.finish()?;
                 Ok(decoded)
@@ -239,59 +239,92 @@ macro_rules! attributes {
         }
     };
 }
+pub(crate) use attributes;
 
 attributes! {
-    SUPPORTED_ATTRS supported_attrs: Bitmap = "The attributes that the file system supports.",
-    TYPE file_type: FileType = "The type.",
-    FH_EXPIRE_TYPE fh_expire_type: u32 = "When filehandles expire: 0 for never (FH4_PERSISTENT).",
-    CHANGE change: u64 = "Differs after every change of data or metadata.",
-    SIZE size: u64 = "Bytes.",
-    LINK_SUPPORT link_support: bool = "Whether there are hard links.",
-    SYMLINK_SUPPORT symlink_support: bool = "Whether there are symbolic links.",
-    NAMED_ATTR named_attr: bool = "Whether this object has named attributes.",
-    FSID fsid: Fsid = "The file system.",
-    UNIQUE_HANDLES unique_handles: bool = "Whether two filehandles are always two objects.",
-    LEASE_TIME lease_time: u32 = "Seconds of a lease.",
-    RDATTR_ERROR rdattr_error: Status = "Why READDIR has no attributes of this entry.",
-    ACLSUPPORT aclsupport: u32 = "Kinds of ACEs: 0 for none.",
-    CANSETTIME cansettime: bool = "Whether times can be set.",
-    CASE_INSENSITIVE case_insensitive: bool = "Whether names are compared without case.",
-    CASE_PRESERVING case_preserving: bool = "Whether the case of names is kept.",
-    CHOWN_RESTRICTED chown_restricted: bool = "Whether only the privileged give files away.",
-    FILEHANDLE filehandle: Filehandle<'a> = "The filehandle.",
-    FILEID fileid: u64 = "The number of the file in its file system.",
-    FILES_AVAIL files_avail: u64 = "Files that can be made by this user.",
-    FILES_FREE files_free: u64 = "Files that can be made.",
-    FILES_TOTAL files_total: u64 = "Files there can be.",
-    HOMOGENEOUS homogeneous: bool = "Whether these attributes are the file system's.",
-    MAXFILESIZE maxfilesize: u64 = "Bytes of the largest file.",
-    MAXLINK maxlink: u32 = "Most links of a file.",
-    MAXNAME maxname: u32 = "Bytes of the longest name.",
-    MAXREAD maxread: u64 = "Most bytes of a READ.",
-    MAXWRITE maxwrite: u64 = "Most bytes of a WRITE.",
-    MODE mode: u32 = "The mode: its low 12 bits.",
-    NO_TRUNC no_trunc: bool = "Whether a name that is too long is an error.",
-    NUMLINKS numlinks: u32 = "Hard links.",
-    OWNER owner: Principal<'a> = "The user.",
-    OWNER_GROUP owner_group: Principal<'a> = "The group.",
-    RAWDEV rawdev: DeviceNumbers = "The numbers of a device.",
-    SPACE_AVAIL space_avail: u64 = "Bytes that this user can use.",
-    SPACE_FREE space_free: u64 = "Bytes that are free.",
-    SPACE_TOTAL space_total: u64 = "Bytes of the file system.",
-    SPACE_USED space_used: u64 = "Bytes allocated to this object.",
-    TIME_ACCESS time_access: Time = "When it was last read.",
-    TIME_CREATE time_create: Time = "When it was made.",
-    TIME_DELTA time_delta: Time = "The granularity of times.",
-    TIME_METADATA time_metadata: Time = "When its metadata last changed.",
-    TIME_MODIFY time_modify: Time = "When its data last changed.",
-    MOUNTED_ON_FILEID mounted_on_fileid: u64 = "The fileid of the directory that is mounted on.",
-    FS_LAYOUT_TYPES fs_layout_types: List<'a, u32> = "Layout types of the file system.",
-    SUPPATTR_EXCLCREAT suppattr_exclcreat: Bitmap = "What EXCLUSIVE4_1 can set.",
-    FS_CHARSET_CAP fs_charset_cap: u32 = "Character sets of names: bit 0 for any bytes.",
-    CLONE_BLKSIZE clone_blksize: u32 = "The granularity of CLONE in bytes.",
-    SPACE_FREED space_freed: u64 = "Bytes that removing this object frees.",
-    CHANGE_ATTR_TYPE change_attr_type: ChangeAttrType = "How to compare change attributes.",
-    XATTR_SUPPORT xattr_support: bool = "Whether there are extended attributes.",
+    /// Values of attributes that can be read. Those without a place here (ACLs, locations,
+    /// layouts, retention, security labels) can only be absent.
+    pub struct Attributes {
+        SUPPORTED_ATTRS supported_attrs: Bitmap = "The attributes that the file system supports.",
+        TYPE file_type: FileType = "The type.",
+        FH_EXPIRE_TYPE fh_expire_type: u32 = "When filehandles expire: 0 for never (FH4_PERSISTENT).",
+        CHANGE change: u64 = "Differs after every change of data or metadata.",
+        SIZE size: u64 = "Bytes.",
+        LINK_SUPPORT link_support: bool = "Whether there are hard links.",
+        SYMLINK_SUPPORT symlink_support: bool = "Whether there are symbolic links.",
+        NAMED_ATTR named_attr: bool = "Whether this object has named attributes.",
+        FSID fsid: Fsid = "The file system.",
+        UNIQUE_HANDLES unique_handles: bool = "Whether two filehandles are always two objects.",
+        LEASE_TIME lease_time: u32 = "Seconds of a lease.",
+        RDATTR_ERROR rdattr_error: Status = "Why READDIR has no attributes of this entry.",
+        ACLSUPPORT aclsupport: u32 = "Kinds of ACEs: 0 for none.",
+        CANSETTIME cansettime: bool = "Whether times can be set.",
+        CASE_INSENSITIVE case_insensitive: bool = "Whether names are compared without case.",
+        CASE_PRESERVING case_preserving: bool = "Whether the case of names is kept.",
+        CHOWN_RESTRICTED chown_restricted: bool = "Whether only the privileged give files away.",
+        FILEHANDLE filehandle: Filehandle<'a> = "The filehandle.",
+        FILEID fileid: u64 = "The number of the file in its file system.",
+        FILES_AVAIL files_avail: u64 = "Files that can be made by this user.",
+        FILES_FREE files_free: u64 = "Files that can be made.",
+        FILES_TOTAL files_total: u64 = "Files there can be.",
+        HOMOGENEOUS homogeneous: bool = "Whether these attributes are the file system's.",
+        MAXFILESIZE maxfilesize: u64 = "Bytes of the largest file.",
+        MAXLINK maxlink: u32 = "Most links of a file.",
+        MAXNAME maxname: u32 = "Bytes of the longest name.",
+        MAXREAD maxread: u64 = "Most bytes of a READ.",
+        MAXWRITE maxwrite: u64 = "Most bytes of a WRITE.",
+        MODE mode: u32 = "The mode: its low 12 bits.",
+        NO_TRUNC no_trunc: bool = "Whether a name that is too long is an error.",
+        NUMLINKS numlinks: u32 = "Hard links.",
+        OWNER owner: Principal<'a> = "The user.",
+        OWNER_GROUP owner_group: Principal<'a> = "The group.",
+        RAWDEV rawdev: DeviceNumbers = "The numbers of a device.",
+        SPACE_AVAIL space_avail: u64 = "Bytes that this user can use.",
+        SPACE_FREE space_free: u64 = "Bytes that are free.",
+        SPACE_TOTAL space_total: u64 = "Bytes of the file system.",
+        SPACE_USED space_used: u64 = "Bytes allocated to this object.",
+        TIME_ACCESS time_access: Time = "When it was last read.",
+        TIME_CREATE time_create: Time = "When it was made.",
+        TIME_DELTA time_delta: Time = "The granularity of times.",
+        TIME_METADATA time_metadata: Time = "When its metadata last changed.",
+        TIME_MODIFY time_modify: Time = "When its data last changed.",
+        MOUNTED_ON_FILEID mounted_on_fileid: u64 = "The fileid of the directory that is mounted on.",
+        FS_LAYOUT_TYPES fs_layout_types: List<'a, u32> = "Layout types of the file system.",
+        SUPPATTR_EXCLCREAT suppattr_exclcreat: Bitmap = "What EXCLUSIVE4_1 can set.",
+        FS_CHARSET_CAP fs_charset_cap: u32 = "Character sets of names: bit 0 for any bytes.",
+        CLONE_BLKSIZE clone_blksize: u32 = "The granularity of CLONE in bytes.",
+        SPACE_FREED space_freed: u64 = "Bytes that removing this object frees.",
+        CHANGE_ATTR_TYPE change_attr_type: ChangeAttrType = "How to compare change attributes.",
+        XATTR_SUPPORT xattr_support: bool = "Whether there are extended attributes.",
+    }
+}
+
+impl<'a> Attributes<'a> {
+    /// Encodes those of the requested values that are present, as fattr4. What is requested and
+    /// absent is left out (RFC 8881, section 18.7.3).
+    ///
+    /// # Errors
+    /// They do not fit; a part of them may have been written.
+    pub fn encode_requested(
+        &self,
+        requested: &Bitmap,
+        to: &mut Writer<'_>,
+    ) -> Result<(), WriteError> {
+        self.encode_masked(*requested, to)
+    }
+
+    /// Decodes the values of a reply.
+    ///
+    /// # Errors
+    /// One is malformed or has no place here, or bytes follow the last.
+    pub fn decode_values(attributes: &Fattr<'a>) -> Result<Self, ReadError> {
+        let unknown = attributes.mask.without(&Self::known());
+        if let Some(number) = unknown.iter().next() {
+            let from = Reader::new(attributes.values.0);
+            return Err(from.invalid("attrmask", number.into(), "attributes with a place"));
+        }
+        Self::decode_known(attributes)
+    }
 }
 
 /// Bits of fs_charset_cap (RFC 8881, section 14.4).

@@ -1,8 +1,8 @@
 //! Attributes that a client sets, with SETATTR, CREATE and OPEN.
 
-use crate::codec::{Decode, Encode, ReadError, Reader, WriteError, Writer};
+use crate::codec::{Encode, ReadError, WriteError, Writer};
 use crate::macros::xdr_union;
-use crate::v4::attr::{AttrNumber, Fattr};
+use crate::v4::attr::{AttrNumber, Fattr, attributes};
 use crate::v4::bitmap::Bitmap;
 use crate::v4::status::Status;
 use crate::v4::types::{MaskedMode, ModeUmask, Principal, Time};
@@ -62,65 +62,26 @@ impl SetError {
     }
 }
 
-macro_rules! settable {
-    ($( $number:ident $field:ident: $type:ty = $doc:literal, )+) => {
-        /// Values to be set.
-        #[derive(Clone, Copy, PartialEq, Debug, Default)]
-        pub struct SetAttributes<'a> {
-            $( #[doc = $doc] pub $field: Option<$type>, )+
-        }
-
-        impl<'a> SetAttributes<'a> {
-            /// Every attribute that has a place here.
-            #[must_use]
-            pub fn known() -> Bitmap {
-                [$( AttrNumber::$number.0, )+].into_iter().collect()
-            }
-
-            /// The attributes that have a value here.
-            #[must_use]
-            pub fn present(&self) -> Bitmap {
-                let mut present = Bitmap::EMPTY;
-                $( if self.$field.is_some() { present.insert(AttrNumber::$number.0); } )+
-                present
-            }
-
-            fn decode_values(attributes: &Fattr<'a>) -> Result<Self, ReadError> {
-                let mut from = Reader::new(attributes.values.0);
-                let mut decoded = Self::default();
-                $( if attributes.mask.contains(AttrNumber::$number.0) {
-                    decoded.$field = Some(Decode::decode(&mut from, stringify!($field))?);
-                } )+
-                from.finish()?;
-                Ok(decoded)
-            }
-        }
-
-        /// As fattr4.
-        impl Encode for SetAttributes<'_> {
-            fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
-                self.present().encode(to)?;
-                let length = to.open_u32()?;
-                let start = to.offset();
-                $( if let Some(value) = &self.$field { value.encode(to)?; } )+
-                let bytes = to.offset().saturating_sub(start);
-                to.fill_u32(length, u32::try_from(bytes).unwrap_or(u32::MAX));
-                Ok(())
-            }
-        }
-    };
+attributes! {
+    /// Values to be set.
+    pub struct SetAttributes {
+        SIZE size: u64 = "Bytes.",
+        MODE mode: u32 = "The mode: at most the low 12 bits.",
+        OWNER owner: Principal<'a> = "The user.",
+        OWNER_GROUP owner_group: Principal<'a> = "The group.",
+        TIME_ACCESS_SET time_access_set: TimeToSet = "When it was last read.",
+        TIME_CREATE time_create: Time = "When it was made.",
+        TIME_MODIFY_SET time_modify_set: TimeToSet = "When its data last changed.",
+        MODE_SET_MASKED mode_set_masked: MaskedMode = "Some bits of the mode.",
+        MODE_UMASK mode_umask: ModeUmask = "The mode of a new object before the umask, and the umask.",
+    }
 }
 
-settable! {
-    SIZE size: u64 = "Bytes.",
-    MODE mode: u32 = "The mode: at most the low 12 bits.",
-    OWNER owner: Principal<'a> = "The user.",
-    OWNER_GROUP owner_group: Principal<'a> = "The group.",
-    TIME_ACCESS_SET time_access_set: TimeToSet = "When it was last read.",
-    TIME_CREATE time_create: Time = "When it was made.",
-    TIME_MODIFY_SET time_modify_set: TimeToSet = "When its data last changed.",
-    MODE_SET_MASKED mode_set_masked: MaskedMode = "Some bits of the mode.",
-    MODE_UMASK mode_umask: ModeUmask = "The mode of a new object before the umask, and the umask.",
+/// As fattr4.
+impl Encode for SetAttributes<'_> {
+    fn encode(&self, to: &mut Writer<'_>) -> Result<(), WriteError> {
+        self.encode_masked(self.present(), to)
+    }
 }
 
 /// Bits that a mode can have (RFC 8881, section 6.2.4).
@@ -174,7 +135,7 @@ impl<'a> SetAttributes<'a> {
         if mask.has_more() {
             return Err(SetError::Unknown);
         }
-        let values = Self::decode_values(attributes)?;
+        let values = Self::decode_known(attributes)?;
         values.require_valid()?;
         Ok(values)
     }
