@@ -267,8 +267,8 @@ impl Clients {
 }
 
 impl State {
-    /// EXCHANGE_ID. `unguessable` is random: the client's ID is made of it, so that nobody can name
-    /// the clients of others.
+    /// EXCHANGE_ID. `unguessable` is random: the client's ID is made of it, so that no client can
+    /// name another one.
     ///
     /// # Errors
     /// NFS4ERR_INVAL: flags that do not exist, or a machine credential, which needs RPCSEC_GSS;
@@ -399,7 +399,7 @@ impl State {
     }
 
     /// Removes a client with all it has. That a client of stable storage has lost its state has to
-    /// be there before anybody else is given what it held (RFC 8881, section 8.4.3).
+    /// be there before another client is given what it held (RFC 8881, section 8.4.3).
     pub(crate) fn remove_client(&mut self, id: ClientId) {
         let Some(client) = self.clients.by_id(id) else {
             return;

@@ -1,5 +1,5 @@
-//! The grace period: who may reclaim what it had before the server restarted, and when others may
-//! open and lock again. RFC 8881, sections 8.4.2, 8.4.3 and 18.51.
+//! The grace period: which clients may reclaim what they had before the server restarted, and when
+//! others may open and lock again. RFC 8881, sections 8.4.2, 8.4.3 and 18.51.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -64,9 +64,9 @@ impl State {
         }
     }
 
-    /// Who has not reclaimed by now may not after the next restart either, as others may have had
-    /// the same in between (RFC 8881, section 8.4.3, second edge condition): that has to be on
-    /// stable storage before anybody is given anything.
+    /// A client that has not reclaimed by now may not after the next restart either, as others may
+    /// have had the same in between (RFC 8881, section 8.4.3, second edge condition): that has to
+    /// be on stable storage before any client is given an open or a lock.
     fn end_grace(&mut self) {
         self.grace.ends_us = None;
         self.grace.entitled.clear();

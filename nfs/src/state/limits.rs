@@ -14,7 +14,7 @@ use capstan_nfs_proto::limits::{FILEHANDLE_BYTES_MAX, OWNER_BYTES_MAX};
 /// Confirmed clients. A thousand that are idle and as many that come and go, twice.
 pub const CLIENTS_MAX: u64 = 4096;
 /// Records of clients that have not confirmed theirs yet: 1024 of (1024 + 500) bytes are 1.5 MiB,
-/// which is what everybody may take who reaches the port.
+/// which is what hosts that reach the port may take without being known.
 pub const UNCONFIRMED_MAX: usize = 1024;
 /// The same from one address. A client confirms its record with its next request, and hosts that
 /// start many at once (containers) are let have them.
@@ -47,7 +47,7 @@ pub const MESSAGE_BYTES_MIN: u32 = 128;
 pub const CACHED_RESPONSE_BYTES_MAX: u32 = 2048;
 const _: () = assert!(CACHED_RESPONSE_BYTES_MAX > OWNER_BYTES_MAX + 2 * FILEHANDLE_BYTES_MAX + 512);
 /// Bytes of kept replies of all sessions: one whole reply for each of [`CLIENTS_MAX`] clients is
-/// 8 MiB, which is promised, and as much again three times for those who do more at once.
+/// 8 MiB, which is promised, and as much again three times for clients that do more at once.
 pub const REPLY_CACHE_BYTES_MAX: u64 = 32 << 20;
 const _: () = assert!(CLIENTS_MAX * CACHED_RESPONSE_BYTES_MAX as u64 * 4 <= REPLY_CACHE_BYTES_MAX);
 
@@ -76,8 +76,8 @@ pub const FILE_KEY_BYTES_MAX: usize = 8 + FILEHANDLE_BYTES_MAX as usize;
 pub const LEASE_US_MIN: u64 = 1_000_000;
 /// Longest lease and longest grace period, in microseconds: an hour. Linux clients use no more.
 pub const LEASE_US_MAX: u64 = 3_600_000_000;
-/// How long the state of a client is kept whose lease has expired, in microseconds, when nobody
-/// wants it: a day, as Linux has it. Longer partitions are not repaired by waiting.
+/// How long the state of a client is kept whose lease has expired, in microseconds, when no other
+/// client wants it: a day, as Linux has it. Longer partitions are not repaired by waiting.
 pub const COURTESY_US_MAX: u64 = 24 * 3_600_000_000;
 
 /// Bytes of a file of stable storage that are read: twice [`CLIENTS_MAX`] owners of 1024 bytes with

@@ -123,7 +123,7 @@ pub struct Denied {
 /// Why there is no lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LockRefusal {
-    /// NFS4ERR_DENIED: another owner has one. Nobody is told when it goes: clients ask again.
+    /// NFS4ERR_DENIED: another owner has one. No client is told when it goes: they ask again.
     Denied(Denied),
     /// Another status.
     Status(Status),

@@ -7,8 +7,8 @@
 //! answers.
 //!
 //! # What a driver does after every call, whatever it returned
-//! 1. It carries out [`State::poll_action`] until there is none: files and locks that are no longer
-//!    anybody's.
+//! 1. It carries out [`State::poll_action`] until there is none: files to be closed and locks to
+//!    be released, as no client has them any more.
 //! 2. It makes the records of [`State::take_records`] durable, in their order, *before* it sends
 //!    the answer of this call or of any later one: what an answer lets a client believe has to be
 //!    true after a restart (RFC 8881, section 8.4.3).
@@ -25,7 +25,7 @@
 //!    [`State::commit_lock`] or [`State::roll_back_lock`].
 //!
 //! # Decisions
-//! * A lease that has expired costs nothing as long as nobody wants what its client holds
+//! * A lease that has expired costs nothing as long as no other client wants what its client holds
 //!   ("courteous server"; RFC 8881, section 8.4.3 lets a server keep the state): a network that
 //!   was gone for ten minutes is no reason to lose locks. The whole client goes when an open, a
 //!   lock or anonymous I/O conflicts with something it holds, when a bound is reached, or after a
@@ -305,7 +305,7 @@ impl State {
     }
 
     /// Whether the client's lease has expired, and none of its requests is under way: what it holds
-    /// is there for who wants it.
+    /// goes to the next client that wants it.
     fn has_lapsed(&self, client: ClientId, now_us: u64) -> bool {
         let renewed_us = self
             .clients

@@ -427,7 +427,7 @@ impl State {
     ///
     /// # Errors
     /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID; NFS4ERR_OPENMODE: it is not open for that;
-    /// NFS4ERR_LOCKED: a share reservation denies it to who has not opened the file; NFS4ERR_GRACE:
+    /// NFS4ERR_LOCKED: a share reservation denies it to those without an open; NFS4ERR_GRACE:
     /// one may be reclaimed that does (section 8.4.2).
     pub fn check_io(
         &mut self,

@@ -112,8 +112,8 @@ pub enum DestroySessionPlace {
 }
 
 impl State {
-    /// CREATE_SESSION, which confirms the client's record. `unguessable` is random: who does not
-    /// know a session's ID cannot use it.
+    /// CREATE_SESSION, which confirms the client's record. `unguessable` is random: a client that
+    /// was not told a session's ID cannot use it.
     ///
     /// # Errors
     /// NFS4ERR_STALE_CLIENTID, NFS4ERR_SEQ_MISORDERED; NFS4ERR_DELAY: there is no room, or requests
@@ -159,7 +159,7 @@ impl State {
     ) -> Result<CreateSessionOk, Status> {
         let id = arguments.clientid;
         let client = self.clients.by_id(id).ok_or(Status::STALE_CLIENTID)?;
-        // Only who asked for the record may confirm it.
+        // Only the principal that asked for the record may confirm it.
         if !client.is_confirmed && client.principal != peer.principal {
             return Err(Status::CLID_INUSE);
         }

@@ -1,5 +1,5 @@
-//! What has to survive a restart, so that who had state may reclaim it and nobody else may: a list
-//! of records that grows at its end. RFC 8881, sections 8.4.2.1 and 8.4.3.
+//! What has to survive a restart, so that clients that had state may reclaim it and no others
+//! may: a list of records that grows at its end. RFC 8881, sections 8.4.2.1 and 8.4.3.
 //!
 //! # What has to be durable before which answer
 //! | record | before |
@@ -16,7 +16,7 @@
 //! 1024 bytes) or nothing (4).
 //!
 //! A record at the end that is not whole was never answered for, and is left out ("torn"). One that
-//! is wrong in the middle means that the file is damaged: nobody may reclaim by it.
+//! is wrong in the middle means that the file is damaged: no client may reclaim by it.
 
 pub mod file;
 

@@ -16,7 +16,7 @@ pub(crate) struct Entry {
     pub(crate) file: FileKey,
     /// The client's name of the open or lock owner.
     pub(crate) owner: Arc<[u8]>,
-    /// How often it has changed; 0 before it was told to anybody.
+    /// How often it has changed; 0 before its client was told of it.
     pub(crate) seqid: u32,
     pub(crate) kind: EntryKind,
     /// Bytes taken for it.

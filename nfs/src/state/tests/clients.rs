@@ -205,7 +205,7 @@ fn a_client_that_renews_keeps_its_state() {
 }
 
 #[test]
-fn state_without_a_lease_is_kept_until_somebody_wants_it() {
+fn state_without_a_lease_is_kept_until_another_client_wants_it() {
     // RFC 8881, section 8.4.3; pynfs COUR2 to COUR6.
     let mut server = Server::new();
     let (host, other) = (server.host(1), server.host(2));
@@ -225,7 +225,7 @@ fn state_without_a_lease_is_kept_until_somebody_wants_it() {
             .io(&host, &file(1), opened.stateid, IoAccess::Read)
             .is_ok()
     );
-    // And now somebody does.
+    // And now another one is in its way.
     server.wait_us(LEASE_US + 1);
     server.renew(&other, 2).unwrap();
     server

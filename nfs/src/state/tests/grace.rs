@@ -118,7 +118,7 @@ fn who_lost_its_lease_and_its_locks_may_not_reclaim() {
 }
 
 #[test]
-fn a_server_nobody_knew_has_no_grace_period() {
+fn a_server_without_clients_before_has_no_grace_period() {
     let mut server = Server::new();
     let host = server.join(1, 1);
     assert_eq!(

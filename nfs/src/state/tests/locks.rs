@@ -141,7 +141,7 @@ fn what_is_being_carried_out_is_in_the_way() {
     assert_eq!(again, Err(Status::DELAY.into()), "its own is under way");
     let close = server.state.close(first.client, &file(1), first_open);
     assert_eq!(close, Err(Status::DELAY));
-    // A local user has it: nothing has changed, and nobody knows of the lock owner.
+    // A local user has it: nothing has changed, and the lock owner is not kept.
     server.state.roll_back_lock(&intent);
     assert!(matches!(
         server.take_actions()[..],
@@ -247,7 +247,10 @@ fn locks_without_a_lease_give_way() {
         second.client,
         "one that is there is named"
     );
-    assert!(server.take_actions().is_empty(), "nobody goes for nothing");
+    assert!(
+        server.take_actions().is_empty(),
+        "no client goes for nothing"
+    );
     server.wait_us(LEASE_US + 1);
     let test = LockTest {
         client: third.client,

@@ -413,6 +413,6 @@ proptest! {
         prop_assert!(state.files.is_empty() && state.states.is_empty() && state.bound.is_empty());
         prop_assert!(state.sessions.is_empty() && backend.open.is_empty());
         prop_assert!(backend.locks.is_empty());
-        prop_assert_eq!(owners(&server.durable), BTreeSet::new(), "nobody may reclaim");
+        prop_assert_eq!(owners(&server.durable), BTreeSet::new(), "no client may reclaim");
     }
 }

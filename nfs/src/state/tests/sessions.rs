@@ -206,7 +206,7 @@ fn destroy_session_has_its_place() {
 }
 
 #[test]
-fn a_session_of_another_is_destroyed_by_nobody_else() {
+fn no_client_destroys_a_session_of_another() {
     let mut server = Server::new();
     let (host, other) = (server.host(1), server.host(2));
     let place = DestroySessionPlace::InSession {

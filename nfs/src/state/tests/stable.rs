@@ -59,7 +59,7 @@ fn records_are_replayed() {
     assert_eq!(
         replayed(&records).owners,
         [owner("c")].into(),
-        "who has not come has lost"
+        "a client that has not come has lost"
     );
     assert_eq!(replay(b"").unwrap(), (Replay::default(), 0));
 }
