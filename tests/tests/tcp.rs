@@ -342,11 +342,12 @@ fn connects_are_held_to_the_same_rules() {
     target.stop();
 }
 
-/// A peer that breaks the rules ends alone.
+/// A peer that breaks the rules ends alone, and the log warns of it.
 #[test]
 fn hostile_bytes_end_their_connection_and_nothing_else() {
-    let target = target(BOTH, "ram = \"16MiB\"");
-    let mut other = TcpHost::connect(target.addresses[0], 2, Digests::empty(), 32);
+    let at = own_address();
+    let target = Daemon::start("ram:16MiB", LBA_BYTES, at);
+    let mut other = TcpHost::connect(at, 2, Digests::empty(), 32);
     let icreq = {
         let mut bytes = [0; 128];
         (bytes[2], bytes[4]) = (128, 128);
@@ -358,16 +359,18 @@ fn hostile_bytes_end_their_connection_and_nothing_else() {
     let mut flood = icreq.to_vec();
     flood.extend([0xFF; 4096]);
     for bytes in [&wrong_version[..], &twice, &flood, &[0; 64], &[0; 4096]] {
-        let mut peer = TcpStream::connect(target.addresses[0]).unwrap();
+        let mut peer = TcpStream::connect(at).unwrap();
         // The other side may have closed it.
         let _ = peer.write_all(bytes);
         let _ = peer.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
         let _ = peer.read_to_end(&mut answer);
         is_success(&other.io.run(read(0, 1), Data::In(LBA_BYTES)).0);
+        let peer = format!("peer={}", peer.local_addr().unwrap());
+        target.wait_for_log_after(0, &["WARN", "disconnected: ", "expected", &peer]);
     }
     drop(other);
-    target.stop();
+    assert!(target.stop().success());
 }
 
 /// More hosts that say nothing than there are places.

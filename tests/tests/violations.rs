@@ -7,10 +7,24 @@ use capstan_nvme_proto::command::{Directive, Flush, IoCommand, LbaRange, Protect
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_rdma::contract::{RKey, Remote, SendOp};
 use capstan_rdma::iwarp::Config;
+use capstan_tests::program::{Daemon, own_address};
 use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
 
 const LBA_BYTES: usize = 4096;
+
+/// Writes to memory that the target has not given out, and waits for the end of the I/O queue.
+fn violate(wire: &Wire, host: &mut WireHost) {
+    let nowhere = Remote {
+        addr: 0,
+        rkey: RKey(0x0bad_0000),
+    };
+    let bytes = wire.take(64);
+    let sges = [wire.sge(&bytes, 0, 64)];
+    host.post_op(Queue::Io, SendOp::Write(nowhere), &sges, false);
+    host.ring_doorbell(Queue::Io);
+    host.wait_for_the_end_of(Queue::Io);
+}
 
 /// The target learns of the writes, whose data still lies where it has come, and of the violation
 /// behind them in one look. Without a shared receive queue nothing is left that the data could be
@@ -49,15 +63,7 @@ fn writes_right_before_a_violation_end_with_their_connection() {
                 let data = Data::InCapsule(&[7; LBA_BYTES]);
                 host.post_command(Queue::Io, write.encode(0, Sgl::EMPTY), data);
             }
-            let nowhere = Remote {
-                addr: 0,
-                rkey: RKey(0x0bad_0000),
-            };
-            let bytes = wire.take(64);
-            let sges = [wire.sge(&bytes, 0, 64)];
-            host.post_op(Queue::Io, SendOp::Write(nowhere), &sges, false);
-            host.ring_doorbell(Queue::Io);
-            host.wait_for_the_end_of(Queue::Io);
+            violate(&wire, &mut host);
             let flush = IoCommand::Flush(Flush { nsid: 1 }).encode(0, Sgl::EMPTY);
             let (cqe, _) = other.run(Queue::Io, flush, Data::None);
             assert!(cqe.status().is_success(), "{:?}", cqe.status());
@@ -65,4 +71,27 @@ fn writes_right_before_a_violation_end_with_their_connection() {
         drop(other);
         target.stop();
     }
+}
+
+/// The log warns of what broke the rules, and not of a host that goes in order.
+#[test]
+fn violations_are_warnings_in_the_log() {
+    let at = own_address();
+    let target = Daemon::start("ram:1MiB", 4096, at);
+    for same_host in [true, false] {
+        let known = target.log().len();
+        let config = Config {
+            same_host,
+            ..Config::default()
+        };
+        let wire = Wire::new(config, 1024, 1 << 20);
+        let mut host = WireHost::connect_through(Rc::clone(&wire), at, connect_data(1));
+        violate(&wire, &mut host);
+        let words = "disconnected: terminated by this side because the peer broke the protocol";
+        target.wait_for_log_after(known, &["WARN", words, SUBNQN, "qid=1"]);
+        host.disconnect(Queue::Admin);
+        let words = "disconnected: closed by the peer";
+        target.wait_for_log_after(known, &["INFO", words, SUBNQN, "qid=0"]);
+    }
+    assert!(target.stop().success());
 }

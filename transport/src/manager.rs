@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 use zerocopy::IntoBytes;
 
 use crate::limits::{INLINE_BYTES, send_wrs};
-use crate::queue::QueueId;
+use crate::queue::{EndReason, QueueId};
 use crate::rdma::{self, DevicePlace, DevicePort, not_posted};
 use crate::resources::{Memory, NoResources};
 
@@ -140,7 +140,7 @@ pub enum Happened {
     /// The host has taken up that of a queue which was accepted.
     Established(QueueId),
     /// That of a queue is over, for the reason that is told.
-    Ended(QueueId, String),
+    Ended(QueueId, EndReason),
     /// The device of a listener was removed; it listens again when the device returns.
     ListenerLost,
 }
@@ -256,13 +256,17 @@ impl Manager {
                 return self.queues.get(&id).copied().map(Happened::Established);
             }
             CmEventKind::Resolved => return None,
-            CmEventKind::Failed(error) => error.to_string(),
-            CmEventKind::Rejected { .. } => "the peer rejected".to_owned(),
-            CmEventKind::Disconnected { cause } => cause,
+            CmEventKind::Failed(error) => EndReason::Lost(error.to_string()),
+            CmEventKind::Rejected { .. } => EndReason::Lost("the peer rejected".to_owned()),
+            CmEventKind::Disconnected {
+                cause,
+                is_violation: true,
+            } => EndReason::Violation(cause),
+            CmEventKind::Disconnected { cause, .. } => EndReason::Lost(cause),
             CmEventKind::DeviceRemoved if self.listeners.contains(&id) => {
                 return Some(Happened::ListenerLost);
             }
-            CmEventKind::DeviceRemoved => "the RDMA device was removed".to_owned(),
+            CmEventKind::DeviceRemoved => EndReason::Lost("the RDMA device was removed".to_owned()),
         };
         let Some(&queue) = self.queues.get(&id) else {
             self.cm.destroy(id);

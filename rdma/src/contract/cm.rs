@@ -119,6 +119,9 @@ pub enum CmEventKind {
     Disconnected {
         /// What ended it, in words for the log: which side, and why where that is known.
         cause: String,
+        /// Whether the peer broke the rules of the transport, as far as the provider can tell:
+        /// `false` with devices that do not say so.
+        is_violation: bool,
     },
     /// The device went away, and the connection with it; a listener waits for the device and then
     /// listens again by itself.

@@ -398,7 +398,11 @@ impl Core {
         let (other, told) = (state.other, state.qp.is_some());
         if told {
             let cause = cause.to_owned();
-            self.push_event(id, CmEventKind::Disconnected { cause });
+            let kind = CmEventKind::Disconnected {
+                cause,
+                is_violation: false,
+            };
+            self.push_event(id, kind);
         }
         if let Some(to) = other.filter(|_| tell_peer && !cut) {
             let cause = format!("the peer ended the connection: {cause}");

@@ -234,7 +234,7 @@ pub(crate) fn established(side: &Side, id: CmId) -> bool {
 
 pub(crate) fn disconnected(side: &Side) -> Option<&str> {
     side.events.iter().find_map(|e| match &e.kind {
-        CmEventKind::Disconnected { cause } => Some(cause.as_str()),
+        CmEventKind::Disconnected { cause, .. } => Some(cause.as_str()),
         _ => None,
     })
 }

@@ -261,7 +261,7 @@ impl Ends {
     /// The cause of the end of `id`, which must be its next event.
     pub(crate) fn cause(&mut self, side: usize, id: CmId) -> String {
         match self.event(side, id) {
-            Some(CmEventKind::Disconnected { cause }) => cause,
+            Some(CmEventKind::Disconnected { cause, .. }) => cause,
             other => panic!("{other:?}"),
         }
     }

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 
 use capstan_nvme_proto::rdma_cm::RejectStatus;
 use capstan_rdma::{PEER_CAUSED, Source};
-use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes, Transport};
+use capstan_subsystem::{CmRefusal, PortId, QueueSizes, Transport};
 use capstan_transport::manager::{AcceptError, CmError, Happened, Migrating, Request};
-use capstan_transport::{End, NoResources, Queue, QueueId};
+use capstan_transport::{End, EndReason, NoResources, Queue, QueueId};
 
+use super::cause::Cause;
 use super::connection::{Connection, Identity};
 use super::phase::Phase;
 use super::{IoPath, Listener, Resources};
@@ -137,7 +138,7 @@ impl IoPath {
                         self.on_request(request);
                     }
                     Happened::Established(id) => self.on_established(id),
-                    Happened::Ended(id, why) => self.on_ended(id, &why),
+                    Happened::Ended(id, why) => self.on_ended(id, why),
                     Happened::ListenerLost => {
                         let provider = self.wires.provider_name(provider);
                         tracing::warn!(
@@ -324,20 +325,20 @@ impl IoPath {
 
     /// The transport says that a connection is over: nothing new starts on it, and it is freed
     /// when the devices and the storage engine have given everything back.
-    fn on_ended(&mut self, id: QueueId, cause: &str) {
+    fn on_ended(&mut self, id: QueueId, why: EndReason) {
         if let Some(connection) = self.connections.named(id) {
             let index = connection.identity.index;
-            self.begin_close(index, cause);
+            self.close(index, &why.into(), false);
         }
     }
 
     /// Starts to wind a connection down.
     pub(super) fn begin_close(&mut self, index: usize, cause: &str) {
-        self.close(index, cause, false);
+        self.close(index, &cause.into(), false);
     }
 
     /// The same; one that `gives_up` aborts it: nothing lingers, and nothing more of it is sent.
-    pub(super) fn close(&mut self, index: usize, cause: &str, gives_up: bool) {
+    pub(super) fn close(&mut self, index: usize, cause: &Cause, gives_up: bool) {
         let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
@@ -348,24 +349,7 @@ impl IoPath {
             self.unconnected.fail(connection.identity.id);
         }
         let is_queue = connection.association.is_some();
-        let (peer, qid) = (connection.identity.peer, connection.identity.sizes.qid);
-        match &connection.association {
-            Some(association) => {
-                let Association {
-                    hostnqn,
-                    subnqn,
-                    cntlid,
-                    ..
-                } = &**association;
-                let (hostnqn, subnqn) = (hostnqn.to_string(), subnqn.as_str());
-                tracing::info!(
-                    target: PEER_CAUSED,
-                    %peer, hostnqn, subnqn, cntlid, qid,
-                    "disconnected: {cause}"
-                );
-            }
-            None => tracing::info!(target: PEER_CAUSED, %peer, qid, "disconnected: {cause}"),
-        }
+        cause.log(connection);
         let Identity { id, .. } = connection.identity;
         let queue = connection.identity.queue_id();
         let timeout_us = connection.transport.close_timeout_us();

@@ -11,6 +11,7 @@ use capstan_storage::Data;
 use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, DisconnectReason, Target};
 use capstan_transport::{Capsule, HostMemory, Piece, Queue, Source, Tag};
 
+use super::cause::Cause;
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::phase::Phase;
@@ -53,7 +54,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     if connection.phase.is_unconnected() && connection.has_commands() {
         connection.transport.give_back(capsule.data.take());
         let why = "the host sent a second command before its Connect was answered";
-        return resources.end(connection, why);
+        return resources.end(connection, Cause::violation(why));
     }
     if connection.phase.is_unconnected() {
         connect::announce(resources, connection, &capsule.sqe);
@@ -61,7 +62,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     let Some(slot) = connection.take_slot() else {
         connection.transport.give_back(capsule.data.take());
         let why = "the host sent more commands than its admin queue has entries";
-        return resources.end(connection, why);
+        return resources.end(connection, Cause::violation(why));
     };
     let (work, host) = match begin(resources, connection, capsule) {
         Begun::Work(work, host) => (work, host),
@@ -163,7 +164,7 @@ enum Begun {
     Complete(Cqe),
     /// The capsule is not a Connect that can be examined.
     Refuse(Cqe),
-    Disconnect(String),
+    Disconnect(DisconnectReason),
 }
 
 fn begin(resources: &Resources, connection: &Connection, capsule: &mut Capsule) -> Begun {
@@ -189,7 +190,7 @@ fn begin(resources: &Resources, connection: &Connection, capsule: &mut Capsule) 
     match step {
         AdminStep::Execute(request) => Begun::Work(Work::Admin(Box::new(request)), host),
         AdminStep::Complete(cqe) => Begun::Complete(cqe),
-        AdminStep::Disconnect(why) => Begun::Disconnect(why.to_string()),
+        AdminStep::Disconnect(why) => Begun::Disconnect(why),
     }
 }
 

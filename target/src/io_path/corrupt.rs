@@ -7,6 +7,7 @@ use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{AdminStep, IoStep};
 use capstan_transport::Capsule;
 
+use super::cause::Cause;
 use super::command::Work;
 use super::connection::Connection;
 use super::phase::Phase;
@@ -55,16 +56,16 @@ pub(super) fn on_capsule(
                 IoStep::Control(control) => Ok(queue.complete(control.permit, status, 0)),
                 IoStep::Complete(cqe) => Ok(cqe),
                 IoStep::DeleteQueue(permit) => Ok(queue.complete(permit, status, 0)),
-                IoStep::Disconnect(why) => Err(why.to_string()),
+                IoStep::Disconnect(why) => Err(Cause::from(why)),
             }
         }
         Phase::Admin => resources.control.with(|target| {
             let conn = connection.identity.id;
             match admin::take_in(target, (conn, &connection.transport), capsule, now_us).0 {
                 AdminStep::Execute(request) => (target.fail_admin(request, status))
-                    .ok_or_else(|| "its controller is gone".to_owned()),
+                    .ok_or_else(|| "its controller is gone".into()),
                 AdminStep::Complete(cqe) => Ok(cqe),
-                AdminStep::Disconnect(why) => Err(why.to_string()),
+                AdminStep::Disconnect(why) => Err(why.into()),
             }
         }),
         Phase::AwaitingConnect { .. } | Phase::AwaitingData { .. } => {

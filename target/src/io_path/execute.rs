@@ -96,7 +96,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         IoStep::Disconnect(reason) => {
             connection.transport.give_back(capsule.data.take());
             connection.free_slot(slot);
-            resources.end(connection, reason.to_string());
+            resources.end(connection, reason);
         }
     }
 }

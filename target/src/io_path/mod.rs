@@ -22,6 +22,7 @@
 
 mod accept;
 mod admin;
+mod cause;
 mod command;
 mod connect;
 mod connection;
@@ -303,7 +304,7 @@ impl IoPath {
             self.poll_connection_managers();
         }
         for (index, why) in std::mem::take(&mut self.resources.broken) {
-            self.begin_close(index, &why);
+            self.close(index, &why, false);
         }
         self.end_overdue();
         self.reap();

@@ -1,8 +1,9 @@
 //! Step 2: what has happened on the queues. A capsule becomes a command; a pulled transfer goes on
 //! to disk; a response that has left frees its command.
 
-use capstan_transport::{Capsule, CapsuleData, EndReason, Event, QueueId, Tag};
+use capstan_transport::{Capsule, CapsuleData, Event, QueueId, Tag};
 
+use super::cause::Cause;
 use super::connection::Connection;
 use super::connections::Connections;
 use super::fence::Fences;
@@ -76,7 +77,7 @@ fn on_event(
         Event::Room => return waiting::resume(resources, connection),
         Event::Ended(why) => {
             connection.progress.moved();
-            return resources.end(connection, cause(why));
+            return resources.end(connection, why);
         }
         Event::Fenced(number) => return fence::passed(resources, connection, fences, number),
         Event::Quiesced => {
@@ -85,14 +86,6 @@ fn on_event(
         }
     }
     resources.note_in_flight(connection);
-}
-
-/// Why a queue has ended, for the log.
-fn cause(why: EndReason) -> String {
-    match why {
-        EndReason::Violation(what) | EndReason::Lost(what) => what,
-        EndReason::Host | EndReason::Controller | EndReason::DeviceRemoved => why.to_string(),
-    }
 }
 
 fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
@@ -114,7 +107,7 @@ fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: &
         Phase::Refused { .. } => {
             connection.transport.give_back(capsule.data.take());
             let why = "the host sent a command though its Connect was refused";
-            resources.end(connection, why);
+            resources.end(connection, Cause::violation(why));
         }
         Phase::Closing { .. } => connection.transport.give_back(capsule.data.take()),
     }

@@ -9,6 +9,7 @@ use capstan_subsystem::BackendId;
 use capstan_transport::Memory;
 use rustc_hash::FxHashMap;
 
+use super::cause::Cause;
 use super::connection::Connection;
 use super::lease::Shares;
 use super::phase::Phase;
@@ -46,7 +47,7 @@ pub(super) struct Resources {
     /// Connects whose data is there: the connections, and the slots.
     pub(super) connects: Vec<(usize, u16)>,
     /// Connections to end, and why.
-    pub(super) broken: Vec<(usize, String)>,
+    pub(super) broken: Vec<(usize, Cause)>,
     /// Commands in flight on this turn's deepest I/O queue, at least 1; 0 if none had a completion.
     pub(super) in_flight: usize,
     /// Completions of this turn that only release responses: no host waits for them.
@@ -123,7 +124,7 @@ impl Resources {
     }
 
     /// Ends a connection at the end of the turn, and says why.
-    pub(super) fn end(&mut self, connection: &Connection, why: impl Into<String>) {
+    pub(super) fn end(&mut self, connection: &Connection, why: impl Into<Cause>) {
         self.broken.push((connection.identity.index, why.into()));
     }
 
@@ -138,9 +139,7 @@ impl Resources {
 
     /// Ends a connection that has no slot left for a command.
     pub(super) fn too_many_commands(&mut self, connection: &Connection) {
-        self.end(
-            connection,
-            "the host sent more commands than its queue has entries",
-        );
+        let why = "the host sent more commands than its queue has entries";
+        self.end(connection, Cause::violation(why));
     }
 }

@@ -58,7 +58,8 @@ impl IoPath {
             }
             Action::Disconnect { conn, why } => {
                 if let Some(&index) = self.index_of.get(&conn) {
-                    self.close(index, &why.to_string(), why.gives_up());
+                    let gives_up = why.gives_up();
+                    self.close(index, &why.into(), gives_up);
                 }
             }
             Action::AbortIo { conn, cid, abort } => {

@@ -215,14 +215,17 @@ impl Stream {
         }
         self.deadline_us = None;
         if self.is_open() {
-            let expected = match self.role {
-                Role::Host => "ICResp",
-                Role::Controller => "ICReq and Connect",
+            let why = |expected| {
+                let seconds = SETUP_US / 1_000_000;
+                format!(
+                    "the connection is not set up, expected {expected} within {seconds} s of its begin"
+                )
             };
-            side.ended(EndReason::Violation(format!(
-                "the connection is not set up, expected {expected} within {} s of its begin",
-                SETUP_US / 1_000_000
-            )));
+            side.ended(match self.role {
+                Role::Host => EndReason::Violation(why("ICResp")),
+                // A host that does not go on has broken no rule.
+                Role::Controller => EndReason::Lost(why("ICReq and Connect")),
+            });
         }
         self.state = StreamState::Over;
     }

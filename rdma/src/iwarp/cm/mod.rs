@@ -195,12 +195,19 @@ impl Manager {
                     self.tell(id, CmEventKind::Established { param });
                 }
                 (
-                    Notice::Disconnected(cause),
+                    Notice::Disconnected {
+                        cause,
+                        is_violation,
+                    },
                     State::AwaitFirst { .. } | State::Connected | State::Connecting(_),
                 ) => {
                     entry.state = State::Closed;
                     entry.deadline_us = None;
-                    self.tell(id, CmEventKind::Disconnected { cause });
+                    let kind = CmEventKind::Disconnected {
+                        cause,
+                        is_violation,
+                    };
+                    self.tell(id, kind);
                 }
                 _ => {}
             }
@@ -410,7 +417,11 @@ impl ConnectionManager for Manager {
             }
             State::Connecting(_) | State::Resolved { .. } | State::Requested(_) => {
                 let cause = "closed by this side during set-up".into();
-                self.close(id, CmEventKind::Disconnected { cause });
+                let kind = CmEventKind::Disconnected {
+                    cause,
+                    is_violation: false,
+                };
+                self.close(id, kind);
             }
             State::Listening(_) | State::HalfOpen(_) | State::Closed => {}
         }

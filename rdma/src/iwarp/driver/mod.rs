@@ -402,7 +402,10 @@ impl IwarpEngine {
             }
         }
         if let Some(cm) = qp.cm.take() {
-            cm.tell(Notice::Disconnected(fatal.to_string()));
+            cm.tell(Notice::Disconnected {
+                cause: fatal.to_string(),
+                is_violation: matches!(fatal, Fatal::Violation { .. }),
+            });
         }
     }
 

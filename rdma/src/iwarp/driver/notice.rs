@@ -12,8 +12,8 @@ use crate::iwarp::completions::Waker;
 pub(in crate::iwarp) enum Notice {
     /// The first FPDU of the peer has come.
     FirstArrived,
-    /// It ended, for this cause.
-    Disconnected(String),
+    /// It ended, for this cause, and whether that is a violation by the peer.
+    Disconnected { cause: String, is_violation: bool },
 }
 
 /// Notices of one connection manager.

@@ -132,7 +132,7 @@ impl Stage {
         std::iter::from_fn(|| self.notices.take())
             .filter(|(id, _)| *id == SCENE)
             .find_map(|(_, notice)| match notice {
-                Notice::Disconnected(cause) => Some(cause),
+                Notice::Disconnected { cause, .. } => Some(cause),
                 Notice::FirstArrived => None,
             })
     }

@@ -243,7 +243,11 @@ impl Manager {
             if matches!(entry.state, State::Accepted(_) | State::Connected) {
                 entry.state = State::Closed;
                 entry.deadline_us = None;
-                self.ids.tell(id, CmEventKind::Disconnected { cause });
+                let kind = CmEventKind::Disconnected {
+                    cause,
+                    is_violation: false,
+                };
+                self.ids.tell(id, kind);
             }
         }
     }
@@ -434,7 +438,11 @@ impl ConnectionManager for Manager {
                     let _ = raw.reject(&[]);
                 }
                 let cause = "this side closed the connection during set-up".to_owned();
-                self.close(id, CmEventKind::Disconnected { cause });
+                let kind = CmEventKind::Disconnected {
+                    cause,
+                    is_violation: false,
+                };
+                self.close(id, kind);
             }
             State::Listening(_) | State::Closed => {}
         }

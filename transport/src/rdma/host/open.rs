@@ -80,7 +80,7 @@ impl RdmaHostWire {
                     self.forget_flushed();
                     ended(events, qid, HostEnd::Failed(error));
                 }
-                CmEventKind::Disconnected { cause } => {
+                CmEventKind::Disconnected { cause, .. } => {
                     self.disconnected(qid, opening, cause, events);
                 }
                 CmEventKind::DeviceRemoved => {
