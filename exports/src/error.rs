@@ -69,6 +69,16 @@ pub enum FileError {
     /// Another one made a file of the same name while this one was made.
     #[error("the name is another file's already; look it up")]
     Replaced,
+    /// Hosts write it over NVMe ([`Writers`](crate::Writers)): `NFS3ERR_ACCES` or `NFS4ERR_ACCESS`
+    /// to a client.
+    #[error(
+        "the file is namespace {nsid} over NVMe (the log names its subsystem), whose hosts write it; \
+         read it, or take the namespace out of the configuration and reload"
+    )]
+    Namespace {
+        /// NSID of the namespace.
+        nsid: u32,
+    },
     /// The open file is another one.
     #[error("the open file is not the one of the handle")]
     OtherFile,

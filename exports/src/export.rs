@@ -22,6 +22,7 @@ use crate::limits::EXPORTS;
 use crate::name::NameRule;
 use crate::pseudo::{NestedExport, PseudoError, PseudoTree};
 use crate::sys::{self, FdPath, NoHandle};
+use crate::writers::Writers;
 
 /// A directory to export.
 #[derive(Clone, Debug)]
@@ -150,10 +151,15 @@ pub struct Export {
     file_system: FileSystemId,
     settings: Arc<ExportSettings>,
     outer: Option<Arc<Self>>,
+    writers: Arc<Writers>,
 }
 
 impl Export {
-    fn open_path(settings: Arc<ExportSettings>, id: ExportId) -> Result<Self, ExportError> {
+    fn open_path(
+        settings: Arc<ExportSettings>,
+        id: ExportId,
+        writers: &Arc<Writers>,
+    ) -> Result<Self, ExportError> {
         let path = settings.path.clone();
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let root = open(&path, flags, Mode::empty()).map_err(|errno| ExportError::Open {
@@ -161,7 +167,7 @@ impl Export {
             doing: "opening it",
             errno,
         })?;
-        Self::of_root(root, settings, |_, _| id, None)
+        Self::of_root(root, settings, |_, _| id, None, writers)
     }
 
     /// `id` is chosen with what is under the root, where that is not known before.
@@ -170,6 +176,7 @@ impl Export {
         settings: Arc<ExportSettings>,
         id: impl FnOnce(FileSystemId, &KernelHandle) -> ExportId,
         outer: Option<Arc<Self>>,
+        writers: &Arc<Writers>,
     ) -> Result<Self, ExportError> {
         let path = || settings.path.clone();
         let root_handle = sys::kernel_handle(root.as_fd()).map_err(|reason| match reason {
@@ -211,6 +218,7 @@ impl Export {
             file_system,
             settings,
             outer,
+            writers: writers.clone(),
         })
     }
 
@@ -247,6 +255,10 @@ impl Export {
         Ok(Caller::new(self.id, rule, credentials))
     }
 
+    pub(crate) const fn writers(&self) -> &Arc<Writers> {
+        &self.writers
+    }
+
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
@@ -280,6 +292,7 @@ pub struct Exports {
     tree: PseudoTree,
     /// Those of the settings, and those mounted below them with `crossmnt`.
     by_id: RwLock<HashMap<ExportId, Arc<Export>>>,
+    writers: Arc<Writers>,
 }
 
 fn id_of_path(client_path: &str) -> ExportId {
@@ -306,6 +319,7 @@ impl Exports {
     /// # Errors
     /// Where one cannot be exported: then none is.
     pub fn open(key: Key, exports: Vec<ExportSettings>) -> Result<Self, ExportError> {
+        let writers = Arc::default();
         if exports.len() > EXPORTS {
             return Err(ExportError::TooMany(exports.len()));
         }
@@ -330,7 +344,10 @@ impl Exports {
         let mut by_id = HashMap::new();
         for (&id, settings) in &settings {
             if !nested.iter().any(|nested| nested.inner == id) {
-                by_id.insert(id, Arc::new(Export::open_path(settings.clone(), id)?));
+                by_id.insert(
+                    id,
+                    Arc::new(Export::open_path(settings.clone(), id, &writers)?),
+                );
             }
         }
         // Their outer ones come before them: the tree has put them in order of their paths.
@@ -339,7 +356,7 @@ impl Exports {
                 continue;
             };
             let outer = outer.clone();
-            let mut export = Export::open_path(of.clone(), inner)?;
+            let mut export = Export::open_path(of.clone(), inner, &writers)?;
             if !is_mounted_in(of, &outer.settings) || !export.root_is_mounted {
                 return Err(ExportError::NotMountedThere {
                     inner: of.client_path.clone(),
@@ -354,6 +371,7 @@ impl Exports {
             key,
             tree,
             by_id: RwLock::new(by_id),
+            writers,
         };
         for export in exports.all() {
             if export.settings.crossmnt {
@@ -366,6 +384,11 @@ impl Exports {
     /// The pseudo file system.
     pub const fn tree(&self) -> &PseudoTree {
         &self.tree
+    }
+
+    /// Which files hosts write over NVMe, and which clients do.
+    pub const fn writers(&self) -> &Arc<Writers> {
+        &self.writers
     }
 
     /// The export with this id.
@@ -445,7 +468,7 @@ impl Exports {
         let root = open(FdPath::new(fd).as_c_str(), flags, Mode::empty()).ok()?;
         let settings = outer.settings.clone();
         let id = |file_system, root: &_| id_of_mounted(outer.id, file_system, root);
-        match Export::of_root(root, settings, id, Some(outer.clone())) {
+        match Export::of_root(root, settings, id, Some(outer.clone()), &self.writers) {
             Ok(export) => self.adopt(Arc::new(export)),
             Err(error) => {
                 tracing::warn!("what is mounted below an export is not exported: {error}");

@@ -18,6 +18,7 @@ use crate::identity::Caller;
 use crate::limits::COPY_BYTES;
 use crate::node::{Node, offset_of};
 use crate::sys::{self, FdPath};
+use crate::writers::WriteClaim;
 
 /// What a file is open for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +62,8 @@ pub struct OpenFile {
     kernel: KernelHandle,
     fd: OwnedFd,
     access: OpenAccess,
+    /// Of one that is open for writing.
+    written: Option<WriteClaim>,
 }
 
 /// Bytes of a file, for a lock.
@@ -128,7 +131,8 @@ impl Node {
     /// 4.4): NFSv3 has no open files.
     ///
     /// # Errors
-    /// [`FileError::WrongType`] for anything but a regular file: nothing else is ever opened.
+    /// [`FileError::WrongType`] for anything but a regular file: nothing else is ever opened;
+    /// [`FileError::Namespace`] for writing what hosts write over NVMe.
     pub fn open(
         &self,
         caller: &Caller,
@@ -140,6 +144,7 @@ impl Node {
             caller.check_writes()?;
         }
         self.check_type("opening a file", FileType::Regular)?;
+        let written = self.claim(access)?;
         let opened = caller.act(|| self.reopen(access.flags(), "opening a file"));
         let fd = match opened {
             Err(FileError::Kernel {
@@ -150,17 +155,29 @@ impl Node {
             }
             other => other?,
         };
-        Ok(OpenFile::of_fd(self, fd, access))
+        Ok(OpenFile::of_fd(self, fd, access, written))
+    }
+
+    /// What a file has to have before it is opened for writing.
+    pub(crate) fn claim(&self, access: OpenAccess) -> Result<Option<WriteClaim>> {
+        let claim = || self.export().writers().open(self.fd());
+        access.writes().then(claim).transpose()
     }
 }
 
 impl OpenFile {
-    pub(crate) fn of_fd(node: &Node, fd: OwnedFd, access: OpenAccess) -> Self {
+    pub(crate) fn of_fd(
+        node: &Node,
+        fd: OwnedFd,
+        access: OpenAccess,
+        written: Option<WriteClaim>,
+    ) -> Self {
         Self {
             export: node.export().id(),
             kernel: *node.kernel_handle(),
             fd,
             access,
+            written,
         }
     }
 
@@ -213,6 +230,7 @@ impl OpenFile {
             kernel: self.kernel,
             fd,
             access: self.access,
+            written: self.written.as_ref().map(WriteClaim::again),
         })
     }
 

@@ -23,6 +23,7 @@ pub mod node;
 pub mod pseudo;
 mod sys;
 pub mod unsynced;
+pub mod writers;
 pub mod xattr;
 
 pub use attributes::{Attributes, FileType, SetAttributes, SetTime, Time};
@@ -34,3 +35,4 @@ pub use identity::{Caller, Credentials};
 pub use key::Key;
 pub use name::Name;
 pub use node::{Node, Rights};
+pub use writers::{FileId, NamespaceClaim, Writers};

@@ -12,7 +12,7 @@ use nix::sys::stat::Mode;
 use crate::attributes::{Attributes, FileType, SetAttributes, WasSet};
 use crate::error::{FileError, Result, StaleReason};
 use crate::export::{Export, Exports, Found, PLACE_MASK, Place};
-use crate::file::OpenFile;
+use crate::file::{OpenAccess, OpenFile};
 use crate::handle::{Handle, KernelHandle};
 use crate::identity::Caller;
 use crate::limits::DEPTH;
@@ -336,15 +336,24 @@ impl Node {
         open: Option<&OpenFile>,
     ) -> (WasSet, Result<()>) {
         let mut done = WasSet::empty();
+        // A file that is open for writing has been claimed.
+        let mut written = None;
         let checked = self
             .check_writer(caller)
             .and_then(|()| match (to.size_bytes, open) {
                 (None, _) => Ok(()),
                 (Some(_), Some(open)) => open.check_file(self),
                 (Some(_), None) => self.check_type("setting the size", FileType::Regular),
+            })
+            .and_then(|()| {
+                if to.size_bytes.is_some() && open.is_none() {
+                    written = self.claim(OpenAccess::Write)?;
+                }
+                Ok(())
             });
         let set = checked
             .and_then(|()| caller.act(|| crate::attributes::set(self.fd(), to, open, &mut done)));
+        drop(written);
         let synced = if done.is_empty() { Ok(()) } else { self.sync() };
         (done, set.and(synced))
     }
