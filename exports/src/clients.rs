@@ -146,6 +146,16 @@ pub enum Access {
     ReadWrite,
 }
 
+/// As a configuration has it.
+impl std::fmt::Display for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::ReadOnly => "read-only",
+            Self::ReadWrite => "read-write",
+        })
+    }
+}
+
 /// Whose operations run as the anonymous user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Squash {
@@ -156,6 +166,17 @@ pub enum Squash {
     All,
     /// Nobody's: the client's root is root here.
     None,
+}
+
+/// As a configuration has it.
+impl std::fmt::Display for Squash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Root => "root",
+            Self::All => "all",
+            Self::None => "none",
+        })
+    }
 }
 
 /// The uid and gid that squashed operations run with.
@@ -192,8 +213,25 @@ pub struct ClientRule {
     pub secure_ports: bool,
 }
 
+/// As it is told in the log.
+impl std::fmt::Display for ClientRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.network, self.access)?;
+        match (self.squash, self.anonymous) {
+            (Squash::None, _) => f.write_str(", nobody squashed")?,
+            (squash, Anonymous { uid, gid }) => {
+                write!(f, ", {squash} squashed to {uid}:{gid}")?;
+            }
+        }
+        match self.secure_ports {
+            true => f.write_str(", ports below 1024 alone"),
+            false => Ok(()),
+        }
+    }
+}
+
 /// The rules of an export.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRules(Box<[ClientRule]>);
 
 /// Why rules cannot be followed.
@@ -255,6 +293,11 @@ impl ClientRules {
             }
         }
         Ok(Self(rules.into()))
+    }
+
+    /// The rules, in the order that they were given.
+    pub fn rules(&self) -> &[ClientRule] {
+        &self.0
     }
 
     /// The rule for a client: that of the smallest network which has its address.

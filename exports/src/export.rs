@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -25,7 +25,7 @@ use crate::sys::{self, FdPath, NoHandle};
 use crate::writers::Writers;
 
 /// A directory to export.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportSettings {
     /// Its absolute path on this machine.
     pub path: PathBuf,
@@ -288,11 +288,17 @@ pub enum Found {
 /// All exports, and the directories that lead to them.
 #[derive(Debug)]
 pub struct Exports {
-    key: Key,
-    tree: PseudoTree,
+    pub(crate) key: Key,
+    pub(crate) table: RwLock<Table>,
+    pub(crate) writers: Arc<Writers>,
+}
+
+/// What a reload puts in the place of what was there, at once.
+#[derive(Debug)]
+pub(crate) struct Table {
+    tree: Arc<PseudoTree>,
     /// Those of the settings, and those mounted below them with `crossmnt`.
-    by_id: RwLock<HashMap<ExportId, Arc<Export>>>,
-    writers: Arc<Writers>,
+    pub(crate) by_id: HashMap<ExportId, Arc<Export>>,
 }
 
 fn id_of_path(client_path: &str) -> ExportId {
@@ -319,7 +325,14 @@ impl Exports {
     /// # Errors
     /// Where one cannot be exported: then none is.
     pub fn open(key: Key, exports: Vec<ExportSettings>) -> Result<Self, ExportError> {
-        let writers = Arc::default();
+        Self::open_beside(key, exports, Arc::default())
+    }
+
+    pub(crate) fn open_beside(
+        key: Key,
+        exports: Vec<ExportSettings>,
+        writers: Arc<Writers>,
+    ) -> Result<Self, ExportError> {
         if exports.len() > EXPORTS {
             return Err(ExportError::TooMany(exports.len()));
         }
@@ -369,8 +382,10 @@ impl Exports {
         }
         let exports = Self {
             key,
-            tree,
-            by_id: RwLock::new(by_id),
+            table: RwLock::new(Table {
+                tree: Arc::new(tree),
+                by_id,
+            }),
             writers,
         };
         for export in exports.all() {
@@ -381,9 +396,17 @@ impl Exports {
         Ok(exports)
     }
 
-    /// The pseudo file system.
-    pub const fn tree(&self) -> &PseudoTree {
-        &self.tree
+    fn table(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn table_to_change(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pseudo file system, as it is now.
+    pub fn tree(&self) -> Arc<PseudoTree> {
+        self.table().tree.clone()
     }
 
     /// Which files hosts write over NVMe, and which clients do.
@@ -393,14 +416,12 @@ impl Exports {
 
     /// The export with this id.
     pub fn export(&self, id: ExportId) -> Option<Arc<Export>> {
-        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
-        by_id.get(&id).cloned()
+        self.table().by_id.get(&id).cloned()
     }
 
     /// All of them, in no order.
     pub fn all(&self) -> Vec<Arc<Export>> {
-        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
-        by_id.values().cloned().collect()
+        self.table().by_id.values().cloned().collect()
     }
 
     /// The export whose path for clients it is: what NFSv3's MOUNT asks for.
@@ -421,7 +442,7 @@ impl Exports {
                 if !presented.is_genuine(&self.key, PSEUDO_FILE_SYSTEM) {
                     return Err(FileError::Stale(StaleReason::Mac));
                 }
-                let known = self.tree.contains(id).then_some(Found::Pseudo(id));
+                let known = self.table().tree.contains(id).then_some(Found::Pseudo(id));
                 known.ok_or(FileError::Stale(StaleReason::NoSuchDirectory))
             }
             Claim::File(id, kernel) => {
@@ -452,14 +473,16 @@ impl Exports {
         fd: BorrowedFd<'_>,
     ) -> Option<Arc<Export>> {
         let place = Place::of(&sys::statx(fd, PLACE_MASK).ok()?);
+        // One that a reload has removed meanwhile takes nothing in, and one that it has changed
+        // does so with its new settings.
+        let outer = &self
+            .export(outer.id)
+            .filter(|now| now.root_place == outer.root_place)?;
         let known = |export: &&Arc<Export>| {
             export.root_place == place && export.outer.as_ref().is_some_and(|of| of.id == outer.id)
         };
-        {
-            let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(export) = by_id.values().find(known) {
-                return Some(export.clone());
-            }
+        if let Some(export) = self.table().by_id.values().find(known) {
+            return Some(export.clone());
         }
         if !outer.settings.crossmnt {
             return None;
@@ -479,7 +502,10 @@ impl Exports {
 
     /// A file system that was unmounted and mounted again takes the place of what it was.
     fn adopt(&self, export: Arc<Export>) -> Option<Arc<Export>> {
-        let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table_to_change();
+        let by_id = &mut table.by_id;
+        let outer = export.outer.as_ref()?;
+        by_id.get(&outer.id).filter(|now| Arc::ptr_eq(now, outer))?;
         let adopted = by_id.get(&export.id).is_none_or(|held| held.is_adopted());
         if !adopted || by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
             tracing::warn!(
@@ -496,14 +522,14 @@ impl Exports {
     /// Forgets what `crossmnt` has made an export, so that it can be unmounted; it comes back when
     /// a client looks it up.
     pub fn release_mounted(&self) {
-        let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
-        by_id.retain(|_, export| !export.is_adopted());
+        let mut table = self.table_to_change();
+        table.by_id.retain(|_, export| !export.is_adopted());
     }
 }
 
 impl Export {
     /// Whether `crossmnt` made it, and no settings of its own.
-    fn is_adopted(&self) -> bool {
+    pub(crate) fn is_adopted(&self) -> bool {
         let outer = self.outer.as_ref();
         outer.is_some_and(|outer| Arc::ptr_eq(&outer.settings, &self.settings))
     }

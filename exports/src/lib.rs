@@ -21,6 +21,7 @@ mod mounts;
 pub mod name;
 pub mod node;
 pub mod pseudo;
+pub mod reload;
 mod sys;
 pub mod unsynced;
 pub mod writers;

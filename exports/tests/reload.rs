@@ -1,0 +1,135 @@
+//! Other exports in the place of those there are, while clients have files of them.
+
+mod support;
+
+use std::fs;
+
+use capstan_exports::clients::{Access, Squash};
+use capstan_exports::error::StaleReason;
+use capstan_exports::reload::{Change, Changed};
+use capstan_exports::{FileError, FileId, OpenAccess};
+use support::{Disk, Exported, name, own_mounts, put, rules, run, settings};
+
+fn told(changes: &[Change]) -> Vec<(&str, Changed)> {
+    let changes = changes.iter();
+    changes
+        .map(|change| (&*change.export.settings().client_path, change.changed))
+        .collect()
+}
+
+#[test]
+fn root_what_stays_is_used_on_and_what_goes_is_stale() {
+    own_mounts();
+    for disk in Disk::each("root_what_stays_is_used_on_and_what_goes_is_stale") {
+        for folder in ["a", "b", "c"] {
+            fs::create_dir(disk.path().join(folder)).unwrap();
+        }
+        let at = |folder: &str| settings(&disk.path().join(folder), &format!("/{folder}"));
+        put(&disk.path().join("a/f"), b"data", 1000, 0o600);
+        put(&disk.path().join("b/f"), b"data", 1000, 0o600);
+        let exported = Exported::of(vec![at("a"), at("b")]);
+        let exports = &exported.exports;
+        let user = exported.caller(1000);
+        let stays = exported.root().lookup(exports, &user, name("f")).unwrap();
+        let stays = exports.handle(&stays);
+        let open = exports.node(stays.bytes()).unwrap().unwrap();
+        let open = open.open(&user, OpenAccess::Both, false).unwrap();
+        let goes = exports.by_client_path("/b").unwrap();
+        let goes = exports.handle(&capstan_exports::Node::root(&goes).unwrap());
+        let before = exports.tree();
+
+        assert_eq!(told(&exports.reload(vec![at("a"), at("b")]).unwrap()), []);
+        assert_eq!(exports.tree().change(), before.change());
+        let mut read_only = at("a");
+        read_only.clients = rules(Access::ReadOnly, Squash::Root);
+        let changes = exports.reload(vec![at("c"), read_only.clone()]).unwrap();
+        assert_eq!(
+            told(&changes),
+            [
+                ("/a", Changed::Settings),
+                ("/b", Changed::Removed),
+                ("/c", Changed::Added)
+            ]
+        );
+        assert!(changes[1].is_stale() && !changes[0].is_stale());
+        assert_ne!(exports.tree().change(), before.change());
+        assert!(exports.by_client_path("/b").is_none());
+        let stale = exports.node(goes.bytes()).unwrap_err();
+        assert!(
+            matches!(stale, FileError::Stale(StaleReason::NoSuchExport(_))),
+            "{stale}"
+        );
+        // The same file, with the new rules; what is open stays open.
+        let node = exports.node(stays.bytes()).unwrap().unwrap();
+        let reader = support::caller(node.export(), 1000, &[]);
+        let written = node.open(&reader, OpenAccess::Write, false);
+        assert_eq!(written.unwrap_err(), FileError::ReadOnly);
+        node.open(&reader, OpenAccess::Read, false).unwrap();
+        let file = FileId::of(&fs::metadata(disk.path().join("a/f")).unwrap());
+        assert_eq!(exports.writers().claim(file, 1, "x").unwrap_err().open, 1);
+        drop(open);
+        drop(exports.writers().claim(file, 1, "x").unwrap());
+
+        // Neither is changed where one cannot be exported.
+        let missing = settings(&disk.path().join("missing"), "/missing");
+        exports.reload(vec![at("a"), missing]).unwrap_err();
+        assert!(exports.by_client_path("/c").is_some());
+        let moved = settings(&disk.path().join("b"), "/a");
+        let changes = exports.reload(vec![moved]).unwrap();
+        assert_eq!(
+            told(&changes),
+            [("/a", Changed::Directory), ("/c", Changed::Removed)]
+        );
+    }
+}
+
+#[test]
+fn root_another_file_system_at_the_path_makes_handles_stale() {
+    own_mounts();
+    let name = "root_another_file_system_at_the_path_makes_handles_stale";
+    let disk = Disk::of(name, "ext4").unwrap();
+    let exported = Exported::new(&disk.path());
+    let exports = &exported.exports;
+    let root = exports.handle(&exported.root());
+    run(
+        "mount",
+        &["-t", "tmpfs", "tmpfs", disk.path().to_str().unwrap()],
+    )
+    .unwrap();
+    let changes = exports
+        .reload(vec![settings(&disk.path(), "/exported")])
+        .unwrap();
+    assert_eq!(told(&changes), [("/exported", Changed::FileSystem)]);
+    assert!(changes[0].is_stale());
+    let stale = exports.node(root.bytes()).unwrap_err();
+    assert_eq!(stale, FileError::Stale(StaleReason::Mac));
+    run("umount", &["--lazy", disk.path().to_str().unwrap()]).unwrap();
+}
+
+#[test]
+fn root_a_removed_export_takes_in_nothing_that_is_mounted_below_it() {
+    own_mounts();
+    let name = "root_a_removed_export_takes_in_nothing_that_is_mounted_below_it";
+    let (disk, other) = (
+        Disk::of(name, "tmpfs").unwrap(),
+        Disk::of(name, "tmpfs").unwrap(),
+    );
+    let inner = disk.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    let mut crossing = settings(&disk.path(), "/exported");
+    crossing.crossmnt = true;
+    let exported = Exported::of(vec![crossing.clone()]);
+    let exports = &exported.exports;
+    run("mount", &["-t", "tmpfs", "tmpfs", inner.to_str().unwrap()]).unwrap();
+    let (root, user) = (exported.root(), exported.caller(0));
+    let look = || root.lookup(exports, &user, support::name("inner"));
+    exports
+        .reload(vec![settings(&other.path(), "/other")])
+        .unwrap();
+    assert_eq!(look().unwrap_err(), FileError::OtherFileSystem);
+    assert_eq!(exports.all().len(), 1);
+    exports.reload(vec![crossing]).unwrap();
+    look().unwrap();
+    assert_eq!(exports.all().len(), 2);
+    run("umount", &["--lazy", inner.to_str().unwrap()]).unwrap();
+}
