@@ -23,7 +23,9 @@ pub enum FileError {
     #[error("{0}")]
     Name(#[from] crate::name::NameProblem),
     /// The client has the export for reading only.
-    #[error("the client may only read this export; give its network `access = \"read-write\"` to let it write")]
+    #[error(
+        "the client may only read this export; give its network `access = \"read-write\"` to let it write"
+    )]
     ReadOnly,
     /// A caller's identity of one export was used for a file of another.
     #[error("the caller's identity is of export {caller:#010x}, and the file of {file:#010x}")]

@@ -45,6 +45,7 @@ pub(super) fn status_of(error: &FileError) -> Status {
         FileError::OtherExport { .. } | FileError::CrossExport => Status::XDEV,
         // What is mounted there is not for clients, who have to see that something is there.
         FileError::OtherFileSystem => Status::ACCESS,
+        FileError::Namespace { .. } => Status::ACCESS,
         FileError::AtRoot => Status::NOENT,
         FileError::BadCookie => Status::BAD_COOKIE,
         FileError::TooSmall { .. } => Status::TOOSMALL,
