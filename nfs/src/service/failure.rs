@@ -84,6 +84,13 @@ fn status_of_name(problem: capstan_exports::name::NameProblem) -> Status {
 }
 
 /// The status of what the kernel says.
+#[cfg_attr(
+    not(test),
+    expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "most of what errno can be has no status of its own"
+    )
+)]
 pub(super) fn status_of_errno(errno: Errno) -> Status {
     match errno {
         Errno::EPERM => Status::PERM,

@@ -137,6 +137,10 @@ fn check_directory(found: FileType) -> Result<(), Status> {
     match found {
         FileType::Directory => Ok(()),
         FileType::Symlink => Err(Status::SYMLINK),
-        _ => Err(Status::NOTDIR),
+        FileType::Regular
+        | FileType::Block
+        | FileType::Character
+        | FileType::Socket
+        | FileType::Fifo => Err(Status::NOTDIR),
     }
 }
