@@ -89,7 +89,7 @@ fn idle_client(state: &mut State, number: u32) {
             .sequence(&request, &shape, &peer, 0)
             .expect("SEQUENCE")
         {
-            Sequenced::New(request, _) => state.complete(&request, &[7; 300]),
+            Sequenced::New(request, _) => state.complete(&request, Some(&[7; 300])),
             other => panic!("slot {slotid} was never used: {other:?}"),
         }
     }
