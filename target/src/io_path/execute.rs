@@ -269,10 +269,13 @@ fn write_received(
         return false;
     };
     if let CapsuleData::InPlace(in_place) = capsule.data {
+        let mut asked = false;
         let written = connection.transport.consume(in_place, |data| {
+            asked = true;
             volume.write_at_once(range.slba, range.nlb, data)
         });
-        if written || !land(capsule, connection) {
+        // A volume that is not in memory would not take it from a buffer either.
+        if asked || !land(capsule, connection) {
             return written;
         }
     }
@@ -289,12 +292,16 @@ fn write_received(
     }
 }
 
-/// Carries out a Write to a volume in memory, without a storage operation: its value would be
-/// stored and then loaded behind the stores of the page. Returns whether the data was written.
+/// Carries out a Write of pulled data to a volume in memory, without a storage operation: its value
+/// would be stored and then loaded behind the stores of the page. Returns whether the data was
+/// written. The volume was asked about in-capsule data before ([`write_received`]).
 fn write_at_once(resources: &Resources, io: &IoCommand, holds: &Holds) -> bool {
     let IoOperation::Write { range, .. } = io.operation else {
         return false;
     };
+    if holds.host.is_in_capsule() {
+        return false;
+    }
     let volume = resources.volumes.get(&io.namespace.backend);
     let (Some(volume), Some((data, offset_bytes))) = (volume, holds.data()) else {
         return false;
