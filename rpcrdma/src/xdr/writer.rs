@@ -201,7 +201,8 @@ impl<'a> Writer<'a> {
         let start = self.mark();
         let count = self.open_u32()?;
         let offset = self.offset();
-        let room_bytes = self.left_bytes() & !3;
+        let left_bytes = self.left_bytes();
+        let room_bytes = left_bytes.saturating_sub(left_bytes % UNIT_BYTES);
         let end = offset.saturating_add(max_bytes.min(room_bytes));
         let room = self.buffer.get_mut(offset..end).unwrap_or_default();
         let max_bytes = room.len();
