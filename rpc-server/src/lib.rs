@@ -5,6 +5,19 @@
 //! One thread owns the connections. A [`Program`] may block, and is called on threads of a pool.
 #![forbid(unsafe_code)]
 
+mod calls;
+mod common;
+pub mod limits;
+mod peers;
 mod program;
+mod reactor;
+mod server;
+mod settings;
+mod tcp;
+mod workers;
 
+pub use capstan_rdma::ProviderPreference;
+pub use capstan_reactor::{RunError, SpinBudget};
 pub use program::{Arguments, Call, ConnectionNumber, Data, Outcome, Program, Results, Wire};
+pub use server::{BindError, Handle, Server};
+pub use settings::{Listen, Settings, Transport};

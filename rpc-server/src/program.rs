@@ -99,9 +99,10 @@ pub trait Program: Send + Sync + 'static {
     /// called by many threads.
     fn call(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome;
 
-    /// Whether an address may connect: what it says before is not even read.
+    /// Whether an address may connect: what it says before is not even read. It must not block: the
+    /// thread that owns all connections asks.
     fn admits(&self, peer: SocketAddr) -> bool;
 
-    /// A connection has ended, and no call of it is under way.
+    /// A connection has ended, and no call of it is under way. It may block.
     fn ended(&self, connection: ConnectionNumber);
 }

@@ -1,0 +1,209 @@
+//! Which call is carried out next: connections that have some take turns, and no more calls are
+//! with the workers than keep them busy.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use rustc_hash::FxHashMap;
+
+use crate::limits::{AHEAD_PER_WORKER, SPARE_BYTES, SPARE_MAX, SPARE_ONE_MAX_BYTES};
+use crate::peers::ConnectionName;
+use crate::program::ConnectionNumber;
+use crate::workers::{Items, Task, Work, Workers};
+
+/// The calls of all connections.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    workers: Workers,
+    max: usize,
+    /// What the workers have.
+    under_way: usize,
+    /// Connections that have a call to be carried out, each once.
+    ready: VecDeque<ConnectionName>,
+    /// Connections that are gone and have calls under way, so many.
+    leaving: FxHashMap<ConnectionNumber, usize>,
+    /// Connections that are gone, and the program is to be told.
+    ended: VecDeque<ConnectionNumber>,
+    #[expect(
+        clippy::vec_box,
+        reason = "they go to the workers and come back as they are"
+    )]
+    tasks: Vec<Box<Task>>,
+    /// Buffers for replies.
+    replies: Vec<Vec<u8>>,
+    pub(crate) spare: Spare,
+}
+
+impl Calls {
+    pub(crate) fn new(workers: Workers, threads: usize) -> Self {
+        Self {
+            workers,
+            max: threads.saturating_mul(AHEAD_PER_WORKER.saturating_add(1)),
+            under_way: 0,
+            ready: VecDeque::new(),
+            leaving: FxHashMap::default(),
+            ended: VecDeque::new(),
+            tasks: Vec::new(),
+            replies: Vec::new(),
+            spare: Spare::default(),
+        }
+    }
+
+    /// A connection has a call to be carried out, and had none.
+    pub(crate) fn is_ready(&mut self, name: ConnectionName) {
+        self.ready.push_back(name);
+    }
+
+    /// The connection whose turn it is, if a worker can take something. Ends that the program is to
+    /// be told of come first.
+    pub(crate) fn next_ready(&mut self) -> Option<ConnectionName> {
+        while self.under_way < self.max
+            && let Some(connection) = self.ended.pop_front()
+        {
+            self.give(Work::Ended(connection));
+        }
+        if self.under_way >= self.max {
+            return None;
+        }
+        self.ready.pop_front()
+    }
+
+    /// A task for a call of a connection, to be filled.
+    pub(crate) fn task(
+        &mut self,
+        (wire, connection): ConnectionName,
+        peer: SocketAddr,
+    ) -> Box<Task> {
+        match self.tasks.pop() {
+            Some(mut task) => {
+                (task.connection, task.wire, task.peer) = (connection, wire, peer);
+                task
+            }
+            None => Box::new(Task::new(connection, wire, peer)),
+        }
+    }
+
+    /// Has a call carried out.
+    pub(crate) fn start(&mut self, mut task: Box<Task>) {
+        if task.reply.is_empty() {
+            task.reply = self.replies.pop().unwrap_or_default();
+        }
+        self.give(Work::Call(task));
+    }
+
+    /// A task is not needed any more.
+    pub(crate) fn task_back(&mut self, mut task: Box<Task>) {
+        self.spare.put(std::mem::take(&mut task.bytes));
+        task.arguments.clear();
+        task.results.clear();
+        task.items = Items::default();
+        if self.tasks.len() < self.max {
+            self.tasks.push(task);
+        }
+    }
+
+    fn give(&mut self, work: Work) {
+        self.under_way = self.under_way.saturating_add(1);
+        self.workers.give(work);
+    }
+
+    /// A worker is done with something.
+    pub(crate) fn done(&mut self) {
+        self.under_way = self.under_way.saturating_sub(1);
+    }
+
+    /// A call of a connection that is gone was carried out.
+    pub(crate) fn left(&mut self, connection: ConnectionNumber) {
+        let Some(left) = self.leaving.get_mut(&connection) else {
+            return;
+        };
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            self.leaving.remove(&connection);
+            self.ended.push_back(connection);
+        }
+    }
+
+    /// A connection has ended, with so many calls under way.
+    pub(crate) fn connection_ended(&mut self, connection: ConnectionNumber, under_way: usize) {
+        if under_way == 0 {
+            self.ended.push_back(connection);
+        } else {
+            self.leaving.insert(connection, under_way);
+        }
+    }
+
+    /// A buffer of a reply is free again.
+    pub(crate) fn reply_back(&mut self, reply: Vec<u8>) {
+        if self.replies.len() < self.max && !reply.is_empty() {
+            self.replies.push(reply);
+        }
+    }
+
+    /// Whether the workers have nothing to do, and nothing waits for them.
+    pub(crate) fn is_over(&self) -> bool {
+        self.under_way == 0 && self.ready.is_empty() && self.ended.is_empty()
+    }
+
+    /// What the workers have: how closely the next answer is waited for.
+    pub(crate) fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// Lets the workers end.
+    pub(crate) fn end(&mut self) {
+        let are_idle = self.under_way == 0;
+        self.workers.end(are_idle);
+    }
+}
+
+/// Memory for messages, used again.
+#[derive(Debug, Default)]
+pub(crate) struct Spare {
+    all: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Spare {
+    /// An empty one, which may have memory.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        let taken = self.all.pop().unwrap_or_default();
+        self.bytes = self.bytes.saturating_sub(taken.capacity());
+        taken
+    }
+
+    /// Keeps the memory of one, if there is not enough yet.
+    pub(crate) fn put(&mut self, mut memory: Vec<u8>) {
+        let bytes = memory.capacity();
+        let kept = self.bytes.saturating_add(bytes);
+        if bytes == 0 || bytes > SPARE_ONE_MAX_BYTES || kept > SPARE_BYTES {
+            return;
+        }
+        if self.all.len() >= SPARE_MAX {
+            return;
+        }
+        memory.clear();
+        self.bytes = kept;
+        self.all.push(memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spare_memory_is_used_again_and_bounded() {
+        let mut spare = Spare::default();
+        spare.put(Vec::with_capacity(100));
+        spare.put(Vec::with_capacity(SPARE_ONE_MAX_BYTES + 1));
+        spare.put(Vec::new());
+        assert_eq!(spare.all.len(), 1);
+        assert!(spare.take().capacity() >= 100);
+        assert_eq!((spare.take().capacity(), spare.bytes), (0, 0));
+        for _ in 0..2 * SPARE_BYTES / SPARE_ONE_MAX_BYTES {
+            spare.put(Vec::with_capacity(SPARE_ONE_MAX_BYTES));
+        }
+        assert!(spare.bytes <= SPARE_BYTES && spare.all.len() >= 4);
+    }
+}

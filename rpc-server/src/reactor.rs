@@ -1,0 +1,158 @@
+//! The thread that owns the connections.
+
+use std::os::fd::RawFd;
+
+use capstan_reactor::{Armed, Flow, Mailbox, Turn};
+
+use crate::common::{Common, End};
+use crate::limits::{ANSWERS_PER_TURN, CLOSE_TIMEOUT_US};
+use crate::program::Wire;
+use crate::tcp::Tcp;
+use crate::workers::Message;
+
+/// The work of a server's thread.
+pub(crate) struct Reactor {
+    pub(crate) common: Common,
+    pub(crate) mailbox: Mailbox<Message>,
+    pub(crate) tcp: Tcp,
+    /// How long it goes on once it is to stop.
+    pub(crate) drain_us: u64,
+    pub(crate) phase: Phase,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    Running,
+    /// It answers what it has taken, until then at the latest.
+    Draining(u64),
+    /// All is answered, or the time for that is over: clients are to end their connections, which
+    /// end then at the latest.
+    Closing(u64),
+    /// The program is told of the connections that have ended, until then at the latest.
+    Telling(u64),
+}
+
+impl Reactor {
+    /// Takes what the workers and other threads say.
+    fn take_messages(&mut self) -> usize {
+        let mut count = 0;
+        while count < ANSWERS_PER_TURN
+            && let Some(message) = self.mailbox.poll()
+        {
+            count = count.saturating_add(1);
+            match message {
+                Message::Answered(task) => {
+                    self.common.calls.done();
+                    match task.wire {
+                        Wire::Tcp => self.tcp.answered(task, &mut self.common),
+                        Wire::Rdma => {}
+                    }
+                }
+                Message::Told => self.common.calls.done(),
+                Message::Stop => self.stop(),
+            }
+        }
+        count
+    }
+
+    /// Lets connections have their calls carried out, in turn, as long as a worker takes one.
+    fn start_calls(&mut self) {
+        while let Some((wire, number)) = self.common.calls.next_ready() {
+            match wire {
+                Wire::Tcp => self.tcp.start_next(number, &mut self.common),
+                Wire::Rdma => {}
+            }
+        }
+    }
+
+    fn end_displaced(&mut self) {
+        while let Some((wire, number)) = self.common.displaced.pop() {
+            let why = "there are too many connections without a call, and most from its address";
+            let why = End::Fault(why.to_owned());
+            match wire {
+                Wire::Tcp => self.tcp.end(number, &why, &mut self.common),
+                Wire::Rdma => {}
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        if self.phase == Phase::Running {
+            self.common.is_stopping = true;
+            self.tcp.stop(&mut self.common);
+            let until_us = self.common.now_us.saturating_add(self.drain_us);
+            self.phase = Phase::Draining(until_us);
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.common.calls.is_over() && self.tcp.is_drained()
+    }
+
+    /// Goes on to stop. Whether there is nothing left to do.
+    fn stops(&mut self) -> bool {
+        let now_us = self.common.now_us;
+        let until_us = now_us.saturating_add(CLOSE_TIMEOUT_US);
+        if let Phase::Draining(drained_at_us) = self.phase
+            && (self.is_drained() || now_us >= drained_at_us)
+        {
+            self.phase = Phase::Closing(until_us);
+        }
+        if let Phase::Closing(closed_at_us) = self.phase
+            && (self.tcp.is_empty() || now_us >= closed_at_us)
+        {
+            self.tcp.end_all(&mut self.common);
+            self.start_calls();
+            self.phase = Phase::Telling(until_us);
+        }
+        match self.phase {
+            Phase::Telling(told_at_us) => self.common.calls.is_over() || now_us >= told_at_us,
+            Phase::Running | Phase::Draining(_) | Phase::Closing(_) => false,
+        }
+    }
+}
+
+impl Turn for Reactor {
+    fn turn(&mut self, now_us: u64) -> Flow {
+        self.common.now_us = now_us;
+        let mut done = self.take_messages();
+        done = done.saturating_add(self.tcp.poll(&mut self.common));
+        self.end_displaced();
+        self.tcp.look(&mut self.common);
+        self.start_calls();
+        self.tcp.flush(&mut self.common);
+        if self.stops() {
+            return Flow::Stop;
+        }
+        if done == 0 {
+            return Flow::Idle;
+        }
+        let under_way = self.common.calls.under_way();
+        Flow::Busy(u32::try_from(under_way).unwrap_or(u32::MAX))
+    }
+
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
+        self.mailbox.arm();
+        fds.push(self.mailbox.fd());
+        fds.push(self.tcp.fd());
+        let taken = self.take_messages();
+        Armed::from_ready(taken > 0)
+    }
+
+    fn disarm(&mut self, readable: &[bool]) {
+        self.mailbox
+            .disarm(readable.first().copied().unwrap_or(true));
+    }
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        let stops_at_us = match self.phase {
+            Phase::Running => None,
+            Phase::Draining(us) | Phase::Closing(us) | Phase::Telling(us) => Some(us),
+        };
+        stops_at_us
+            .into_iter()
+            .chain(self.tcp.next_deadline_us())
+            .min()
+    }
+}

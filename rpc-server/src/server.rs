@@ -1,0 +1,206 @@
+//! A server: its listeners, its threads, and how it stops.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use capstan_reactor::{RunError, Sender, SpinBudget, mailbox};
+
+use crate::calls::Calls;
+use crate::common::Common;
+use crate::limits::{DATA_MIN_BYTES, LISTENERS_MAX, RDMA_CONNECTIONS_MAX, WORKERS_MAX};
+use crate::peers::Peers;
+use crate::program::Program;
+use crate::reactor::{Phase, Reactor};
+use crate::settings::{Settings, Transport};
+use crate::tcp::Tcp;
+use crate::workers::{Message, Workers};
+
+/// A server cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// A setting out of its bounds.
+    #[error("{what} is {value}, expected {min} to {max}: choose a value in between")]
+    Setting {
+        /// Which one.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// There can be no listener at an address.
+    #[error("cannot listen at {addr}: {why}; choose another address, or end what has this one")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// Why not, as the system says it.
+        why: String,
+    },
+    /// The system has too little of something.
+    #[error("cannot have {what}: {why}; raise the limits of this process")]
+    Resources {
+        /// Of what.
+        what: &'static str,
+        /// Why, as the system says it.
+        why: String,
+    },
+}
+
+fn resources(what: &'static str) -> impl FnOnce(io::Error) -> BindError {
+    move |error| BindError::Resources {
+        what,
+        why: error.to_string(),
+    }
+}
+
+/// An RPC server. It belongs to the thread that made it.
+pub struct Server {
+    reactor: Reactor,
+    addresses: Vec<SocketAddr>,
+    handle: Handle,
+    spin: SpinBudget,
+}
+
+/// Stops a server, from any thread.
+#[derive(Clone, Debug)]
+pub struct Handle(Sender<Message>);
+
+impl Handle {
+    /// Has the server stop: it takes no more connections and calls, and answers those that it has
+    /// taken, within the time of its settings. It returns at once. One that has ended does nothing.
+    pub fn stop(&self) {
+        let _ = self.0.send_even_if_full(Message::Stop);
+    }
+}
+
+impl Server {
+    /// Binds the listeners, and starts the threads that carry out the calls of `program`.
+    ///
+    /// # Errors
+    /// [`BindError`]: nothing listens then.
+    pub fn bind(settings: &Settings, program: Arc<dyn Program>) -> Result<Self, BindError> {
+        check(settings)?;
+        // What workers send is bounded by what they have: two calls each, as a rule.
+        let (sender, mailbox) =
+            mailbox(2 * WORKERS_MAX).map_err(|error| resources("a descriptor")(error.into()))?;
+        let mut tcp = Tcp::new().map_err(resources("a descriptor"))?;
+        let mut addresses = Vec::with_capacity(settings.listeners.len());
+        for listen in &settings.listeners {
+            if listen.transport != Transport::Tcp {
+                return Err(BindError::Listen {
+                    addr: listen.addr,
+                    why: "there are only listeners for TCP".to_owned(),
+                });
+            }
+            let bound = tcp.listen(listen.addr).map_err(|error| BindError::Listen {
+                addr: listen.addr,
+                why: error.to_string(),
+            })?;
+            addresses.push(bound);
+        }
+        let workers = Workers::start(settings.workers, &settings.worker_name, &program, &sender)
+            .map_err(resources("a thread"))?;
+        let common = Common {
+            program,
+            calls: Calls::new(workers, settings.workers),
+            peers: Peers::new(
+                settings.connections_max,
+                settings.connections_per_source_max,
+            ),
+            displaced: Vec::new(),
+            stall_us: settings.stall_ms.saturating_mul(1000),
+            now_us: 0,
+            is_stopping: false,
+        };
+        Ok(Self {
+            reactor: Reactor {
+                common,
+                mailbox,
+                tcp,
+                drain_us: settings.drain_ms.saturating_mul(1000),
+                phase: Phase::Running,
+            },
+            addresses,
+            handle: Handle(sender),
+            spin: settings.spin,
+        })
+    }
+
+    /// Where it listens, in the order of the listeners in its settings.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// What stops it.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Serves on this thread until it is stopped ([`Handle::stop`]). A call that is still being
+    /// carried out when the time for that is over is left to its thread, which is not waited for.
+    ///
+    /// # Errors
+    /// The system does not let it wait for its sockets.
+    pub fn run(mut self) -> Result<(), RunError> {
+        let ran = capstan_reactor::run(&mut self.reactor, self.spin);
+        self.reactor.common.calls.end();
+        ran
+    }
+}
+
+fn check(settings: &Settings) -> Result<(), BindError> {
+    let within = |what, value: usize, min: usize, max: usize| {
+        if (min..=max).contains(&value) {
+            return Ok(());
+        }
+        let number = |value| u64::try_from(value).unwrap_or(u64::MAX);
+        Err(BindError::Setting {
+            what,
+            value: number(value),
+            min: number(min),
+            max: number(max),
+        })
+    };
+    within(
+        "the number of listeners",
+        settings.listeners.len(),
+        1,
+        LISTENERS_MAX,
+    )?;
+    within("the number of workers", settings.workers, 1, WORKERS_MAX)?;
+    within(
+        "the number of connections",
+        settings.connections_max,
+        1,
+        1 << 20,
+    )?;
+    let per_source = settings.connections_per_source_max;
+    within(
+        "the number of connections of one address",
+        per_source,
+        1,
+        1 << 20,
+    )?;
+    let rdma = |transport| transport != Transport::Tcp;
+    if settings
+        .listeners
+        .iter()
+        .any(|listen| rdma(listen.transport))
+    {
+        let most = usize::try_from(RDMA_CONNECTIONS_MAX).unwrap_or(usize::MAX);
+        let connections = usize::try_from(settings.rdma_connections_max).unwrap_or(usize::MAX);
+        within("the number of RDMA connections", connections, 1, most)?;
+        within(
+            "the memory for data in bytes",
+            settings.data_bytes,
+            DATA_MIN_BYTES,
+            1 << 40,
+        )?;
+    }
+    Ok(())
+}

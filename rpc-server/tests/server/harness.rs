@@ -1,0 +1,151 @@
+//! A server on a thread of its own, and a client over TCP.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+
+use capstan_rpc_server::{
+    Handle, Listen, Program, ProviderPreference, Server, Settings, SpinBudget, Transport,
+};
+use capstan_rpcrdma::record::record_mark;
+use capstan_rpcrdma::xdr::Writer;
+
+use crate::program::{PATIENCE, Tester};
+
+/// A server that runs.
+pub(crate) struct Running {
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Settings with listeners on the loopback interface.
+pub(crate) fn settings(transports: &[Transport]) -> Settings {
+    let listen = |&transport| Listen {
+        addr: SocketAddr::from(([127, 0, 0, 1], 0)),
+        transport,
+        provider: ProviderPreference::Iwarp,
+    };
+    Settings {
+        listeners: transports.iter().map(listen).collect(),
+        workers: 4,
+        spin: SpinBudget { spin_us: 0 },
+        ..Settings::default()
+    }
+}
+
+impl Running {
+    pub(crate) fn start(settings: Settings, program: Arc<dyn Program>) -> Self {
+        let (tell, told) = channel();
+        let thread = std::thread::spawn(move || {
+            let server = Server::bind(&settings, program).unwrap();
+            tell.send((server.addresses().to_vec(), server.handle()))
+                .unwrap();
+            server.run().unwrap();
+        });
+        let (addresses, handle) = told.recv_timeout(PATIENCE).expect("it is bound");
+        Self {
+            addresses,
+            handle,
+            thread: Some(thread),
+        }
+    }
+
+    /// A server over TCP.
+    pub(crate) fn tcp(program: &Arc<Tester>) -> Self {
+        Self::start(
+            settings(&[Transport::Tcp]),
+            Arc::clone(program) as Arc<dyn Program>,
+        )
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        Client::new(self.address())
+    }
+
+    /// Waits for the end of a server that was stopped.
+    pub(crate) fn join(mut self) {
+        let thread = self.thread.take().expect("it runs");
+        thread.join().expect("it ends in order");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.handle.stop();
+        if let Some(thread) = self.thread.take()
+            && !std::thread::panicking()
+        {
+            thread.join().expect("it ends in order");
+        }
+    }
+}
+
+/// A client over TCP.
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
+}
+
+/// The message of a call.
+pub(crate) fn message(xid: u32, kind: u32, arguments: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+    let mut buffer = vec![0; 2 << 20];
+    let mut writer = Writer::new(&mut buffer);
+    writer.u32(xid).unwrap();
+    writer.u32(kind).unwrap();
+    arguments(&mut writer);
+    writer.written().to_vec()
+}
+
+/// A record of one fragment.
+pub(crate) fn record(message: &[u8]) -> Vec<u8> {
+    [&record_mark(message.len()).unwrap(), message].concat()
+}
+
+impl Client {
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Self { stream }
+    }
+
+    pub(crate) fn send(&mut self, message: &[u8]) {
+        self.stream.write_all(&record(message)).unwrap();
+    }
+
+    /// The next reply: its XID, and what follows.
+    pub(crate) fn reply(&mut self) -> (u32, Vec<u8>) {
+        let mut mark = [0; 4];
+        self.stream.read_exact(&mut mark).expect("a reply");
+        let mark = u32::from_be_bytes(mark);
+        assert_ne!(mark >> 31, 0, "replies are one fragment");
+        let mut reply = vec![0; usize::try_from(mark & 0x7FFF_FFFF).unwrap()];
+        self.stream.read_exact(&mut reply).expect("all of a reply");
+        let xid = u32::from_be_bytes(reply[..4].try_into().unwrap());
+        assert_eq!(reply[4..8], [0, 0, 0, 1]);
+        (xid, reply.split_off(8))
+    }
+
+    /// Waits for the end of the connection. Returns how many bytes came before it.
+    pub(crate) fn until_ended(&mut self) -> usize {
+        let mut buffer = vec![0; 1 << 16];
+        let mut came = 0;
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return came,
+                Ok(bytes) => came += bytes,
+                Err(error) => {
+                    let kind = error.kind();
+                    assert_eq!(kind, std::io::ErrorKind::ConnectionReset, "{error}");
+                    return came;
+                }
+            }
+        }
+    }
+}
