@@ -16,13 +16,15 @@ mod v4;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use capstan_exports::cache::OpenFiles;
 use capstan_exports::clients::Refused;
+use capstan_exports::export::ExportError;
+use capstan_exports::reload::Change;
 use capstan_exports::unsynced::UnsyncedFiles;
-use capstan_exports::{Exports, FileError};
+use capstan_exports::{ExportSettings, Exports, FileError};
 use capstan_rpc_server::{Call, ConnectionNumber, Outcome, Program};
 use capstan_rpcrdma::xdr::Writer;
 
@@ -49,7 +51,7 @@ pub struct Settings {
 /// An NFS server without its transports.
 #[derive(Debug)]
 pub struct Service {
-    exports: RwLock<Arc<Exports>>,
+    exports: Arc<Exports>,
     driven: Mutex<Driven>,
     files: Files,
     /// For NFSv3, and for reads and writes with special stateids.
@@ -66,7 +68,7 @@ impl Service {
     /// Stable storage cannot be used.
     pub fn new(exports: Arc<Exports>, settings: Settings) -> Result<Arc<Self>, StableFileError> {
         Ok(Arc::new(Self {
-            exports: RwLock::new(exports),
+            exports,
             driven: Mutex::new(Driven::open(settings.state, &settings.stable_path)?),
             files: Files::default(),
             cached: OpenFiles::new(settings.cached_files),
@@ -76,22 +78,23 @@ impl Service {
         }))
     }
 
-    /// The exports as they are now.
+    /// The exports.
     #[must_use]
-    pub fn exports(&self) -> Arc<Exports> {
-        let exports = self.exports.read();
-        exports.unwrap_or_else(PoisonError::into_inner).clone()
+    pub const fn exports(&self) -> &Arc<Exports> {
+        &self.exports
     }
 
-    /// Other exports from now on, whose handles are made with the same key.
-    pub fn set_exports(&self, exports: Arc<Exports>) {
-        let before = self.exports();
-        for export in before.all() {
-            if exports.export(export.id()).is_none() {
-                self.cached.forget_export(export.id());
-            }
+    /// Other exports from now on, in words of what has changed. Clients keep what they have of
+    /// those that stay.
+    ///
+    /// # Errors
+    /// One cannot be exported: then those there were stay.
+    pub fn reload(&self, exports: Vec<ExportSettings>) -> Result<Vec<Change>, ExportError> {
+        let changes = self.exports.reload(exports)?;
+        for change in changes.iter().filter(|change| change.is_stale()) {
+            self.cached.forget_export(change.export.id());
         }
-        *self.exports.write().unwrap_or_else(PoisonError::into_inner) = exports;
+        Ok(changes)
     }
 
     /// Microseconds since the service began.
@@ -106,7 +109,7 @@ impl Program for Service {
     }
 
     fn admits(&self, peer: SocketAddr) -> bool {
-        let exports = self.exports().all();
+        let exports = self.exports.all();
         // A port that is not privileged is told so where an export is asked for.
         exports.iter().any(|export| {
             let rule = export.settings().clients.for_client(peer);

@@ -70,7 +70,7 @@ impl User {
 #[derive(Debug)]
 pub(super) struct Context<'a> {
     pub(super) service: &'a Service,
-    pub(super) exports: Arc<Exports>,
+    pub(super) exports: &'a Exports,
     pub(super) call: &'a Call<'a>,
     pub(super) user: User,
     pub(super) minor_version: MinorVersion,

@@ -91,7 +91,7 @@ impl Context<'_> {
                 let name = directory.name(component)?;
                 let node = directory
                     .node
-                    .lookup(&self.exports, &directory.caller, name)?;
+                    .lookup(self.exports, &directory.caller, name)?;
                 self.object_of(node)?
             }
         };
