@@ -280,6 +280,8 @@ pub(crate) fn set(
 /// What there is in a file system, and what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
+    /// Bytes of a block: what is shared by a clone begins and ends with one.
+    pub block_bytes: u32,
     /// Bytes in all.
     pub total_bytes: u64,
     /// Bytes that are free.
@@ -324,6 +326,7 @@ impl Node {
             .map_err(FileError::kernel("looking at the file system"))?;
         let unit = u64::try_from(stat.block_size()).unwrap_or(0);
         Ok(Space {
+            block_bytes: u32::try_from(unit).unwrap_or(0),
             total_bytes: stat.blocks().saturating_mul(unit),
             free_bytes: stat.blocks_free().saturating_mul(unit),
             available_bytes: stat.blocks_available().saturating_mul(unit),

@@ -63,6 +63,18 @@ fn sized(mut ask: impl FnMut(&mut [u8]) -> nix::Result<usize>) -> nix::Result<Ve
 }
 
 impl Node {
+    /// Whether its file system keeps attributes that users have.
+    pub fn keeps_xattrs(&self) -> bool {
+        let asked = sys::get_xattr(self.fd(), c"user.any", &mut []);
+        !matches!(asked, Err(Errno::EOPNOTSUPP | Errno::ENOSYS))
+    }
+
+    /// Whether what is made in this directory gets its permissions from an ACL of the directory,
+    /// and a umask does not count (acl(5)).
+    pub fn has_default_acl(&self) -> bool {
+        sys::get_xattr(self.fd(), c"system.posix_acl_default", &mut []).is_ok()
+    }
+
     /// Value of an attribute, at most [`XATTR_BYTES`].
     ///
     /// # Errors

@@ -433,7 +433,11 @@ fn root_limits_are_those_of_the_file_system() {
             _ => u64::from(u32::MAX),
         };
         assert_eq!(limits.links, most, "{}", disk.kind);
+        assert!(top.keeps_xattrs() && !top.has_default_acl());
         let space = top.space().unwrap();
+        // mke2fs makes small blocks on a small disk.
+        let block_bytes = if disk.kind == "ext4" { 1024 } else { 4096 };
+        assert_eq!(space.block_bytes, block_bytes, "{}", disk.kind);
         assert!(
             space.free_bytes <= space.total_bytes && space.total_bytes > 16 << 20,
             "{space:?}"
