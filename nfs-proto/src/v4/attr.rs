@@ -327,5 +327,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Bits of fs_charset_cap (RFC 8881, section 14.4).
+/// A bit of fs_charset_cap: names can have any bytes (RFC 8881, section 14.4).
 pub const FS_CHARSET_CAP_CONTAINS_NON_UTF8: u32 = 1;
+/// A bit of fs_charset_cap: names are UTF-8 alone (RFC 8881, section 14.4).
+pub const FS_CHARSET_CAP_ALLOWS_ONLY_UTF8: u32 = 2;

@@ -6,6 +6,8 @@
     reason = "each test file uses what it needs"
 )]
 
+pub(crate) mod attributes;
+
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;

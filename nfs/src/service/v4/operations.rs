@@ -34,12 +34,12 @@ impl Context<'_> {
             Op::Sequence(_) => Err(Status::SEQUENCE_POS.into()),
 
             // Attributes and names.
-            Op::Access(_)
-            | Op::GetAttr(_)
-            | Op::SetAttr(_)
-            | Op::Verify(_)
-            | Op::NVerify(_)
-            | Op::ReadDir(_)
+            Op::Access(asked) => self.access(*asked, results),
+            Op::GetAttr(requested) => self.get_attributes(requested, results),
+            Op::SetAttr(arguments) => self.set_attributes(arguments, results),
+            Op::Verify(expected) => self.verify(expected, results),
+            Op::NVerify(expected) => self.verify_not(expected, results),
+            Op::ReadDir(_)
             | Op::ReadLink
             | Op::Create(_)
             | Op::Remove(_)
