@@ -163,6 +163,29 @@ impl Node {
         let claim = || self.export().writers().open(self.fd());
         access.writes().then(claim).transpose()
     }
+
+    /// Opens the file, which is a regular one, as this machine and not for a caller.
+    pub(crate) fn open_as_self(&self, access: OpenAccess) -> Result<OpenFile> {
+        let fd = self.reopen(access.flags(), "opening a file for itself")?;
+        Ok(OpenFile::of_fd(self, fd, access))
+    }
+
+    /// Opens the file for nothing but locks, of which this open file has its own. Whether a caller
+    /// may lock is not asked: that is a matter of what the caller has open. It is open for writing
+    /// as well, without which there are no exclusive locks, unless the file cannot be.
+    ///
+    /// # Errors
+    /// [`FileError::WrongType`] for anything but a regular file.
+    pub fn open_for_locks(&self) -> Result<OpenFile> {
+        self.check_type("locking", FileType::Regular)?;
+        match self.open_as_self(OpenAccess::Both) {
+            Err(FileError::Kernel {
+                errno: Errno::EROFS | Errno::EACCES | Errno::EPERM | Errno::ETXTBSY | Errno::EAGAIN,
+                ..
+            }) => self.open_as_self(OpenAccess::Read),
+            other => other,
+        }
+    }
 }
 
 impl OpenFile {

@@ -13,11 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use capstan_memory::RawBytes;
 use nix::errno::Errno;
 
+use crate::attributes::FileType;
 use crate::error::{FileError, Result};
-use crate::file::OpenFile;
+use crate::file::{OpenAccess, OpenFile};
 use crate::handle::{ExportId, KernelHandle};
 use crate::identity::Caller;
 use crate::limits::{UNSYNCED_FILES, UNSYNCED_WRITERS};
+use crate::node::Node;
 
 /// The source of writes and commits: a client, or a connection where clients have no name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,14 +118,31 @@ impl UnsyncedFiles {
         offset: u64,
         stable: Stable,
     ) -> Result<(usize, Stable)> {
+        self.change(writer, file, stable, || {
+            file.write_from(caller, data, offset)
+        })
+    }
+
+    /// As [`write`](Self::write), of data that `work` brings to the file in another way: what it
+    /// says, and how far the data is.
+    ///
+    /// # Errors
+    /// Of `work`, or of the sync.
+    pub fn change<T>(
+        &self,
+        writer: WriterId,
+        file: &Arc<OpenFile>,
+        stable: Stable,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, Stable)> {
         let is_kept = stable == Stable::Unstable && self.enter(file, writer);
-        let written = file.write_from(caller, data, offset)?;
+        let done = work()?;
         if is_kept {
-            return Ok((written, Stable::Unstable));
+            return Ok((done, Stable::Unstable));
         }
         let stable = stable.max(Stable::Data);
         self.sync(file, stable)?;
-        Ok((written, stable))
+        Ok((done, stable))
     }
 
     /// Remembers a write that is about to be made.
@@ -184,16 +203,39 @@ impl UnsyncedFiles {
     /// # Errors
     /// [`FileError::WriteBack`] where a sync failed since the writer's first unsynced write: once.
     pub fn commit(&self, writer: WriterId, file: &OpenFile) -> Result<[u8; 8]> {
-        let key = (file.export(), *file.kernel_handle());
-        let unsynced = locked(&self.files).get(&key).cloned();
-        let Some(unsynced) = unsynced else {
-            self.sync(file, Stable::Data)?;
-            return Ok(self.verifier());
-        };
+        match self.kept((file.export(), *file.kernel_handle())) {
+            Some(unsynced) => self.commit_kept(writer, &unsynced),
+            None => {
+                self.sync(file, Stable::Data)?;
+                Ok(self.verifier())
+            }
+        }
+    }
+
+    /// As [`commit`](Self::commit), of a file that the caller need not have open, nor be allowed to
+    /// open any more: who wrote it has given it another mode since, perhaps.
+    ///
+    /// # Errors
+    /// As there; [`FileError::ReadOnly`], [`FileError::WrongType`].
+    pub fn commit_node(&self, writer: WriterId, caller: &Caller, node: &Node) -> Result<[u8; 8]> {
+        node.check_writer(caller)?;
+        node.check_type("committing", FileType::Regular)?;
+        match self.kept((node.export().id(), *node.kernel_handle())) {
+            Some(unsynced) => self.commit_kept(writer, &unsynced),
+            None => self.commit(writer, &node.open_as_self(OpenAccess::Read)?),
+        }
+    }
+
+    fn kept(&self, key: FileKey) -> Option<Arc<Unsynced>> {
+        locked(&self.files).get(&key).cloned()
+    }
+
+    fn commit_kept(&self, writer: WriterId, unsynced: &Unsynced) -> Result<[u8; 8]> {
+        let key = (unsynced.file.export(), *unsynced.file.kernel_handle());
         let before = locked(&unsynced.state).writers.get(&writer).copied();
         let synced = unsynced.file.sync_data();
         if let Err(error) = &synced {
-            self.lost(&unsynced, error);
+            self.lost(unsynced, error);
         }
         let told = {
             let mut files = locked(&self.files);

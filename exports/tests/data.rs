@@ -217,6 +217,66 @@ fn root_locks_are_those_of_an_open_file() {
     assert!(reads.lock(bytes(2, u64::MAX), LockKind::Shared).is_err());
 }
 
+/// Whoever has the file open to read may lock it shared, and exclusively where it is open to write
+/// as well: the kernel is asked once for both, so that a lock can become another one.
+#[test]
+fn root_a_file_is_opened_for_locks_whatever_its_mode() {
+    own_mounts();
+    let disk = Disk::of("", "ext4").unwrap();
+    let exported = Exported::new(&disk.path());
+    put(&disk.path().join("f"), b"", 1000, 0o000);
+    let user = exported.caller(1000);
+    let root = exported.root();
+    let node = root.lookup(&exported.exports, &user, name("f")).unwrap();
+    let (a, b) = (
+        node.open_for_locks().unwrap(),
+        node.open_for_locks().unwrap(),
+    );
+    assert_eq!(a.lock(ALL, LockKind::Shared), Ok(None));
+    assert_eq!(a.lock(bytes(0, 1), LockKind::Exclusive), Ok(None));
+    assert_eq!(b.lock(bytes(1, 1), LockKind::Shared), Ok(None));
+    assert!(matches!(b.lock(bytes(0, 1), LockKind::Shared), Ok(Some(_))));
+    let directory = root.open_for_locks();
+    assert!(matches!(directory, Err(FileError::WrongType { .. })));
+    // What cannot be written is locked shared.
+    drop((a, b));
+    let path = disk.path();
+    let remount = ["-o", "remount,ro", path.to_str().unwrap()];
+    support::run("mount", &remount).unwrap();
+    let a = node.open_for_locks().unwrap();
+    assert_eq!(a.access(), OpenAccess::Read);
+    assert_eq!(a.lock(ALL, LockKind::Shared), Ok(None));
+}
+
+#[test]
+fn root_data_is_committed_without_a_right_to_the_file() {
+    own_mounts();
+    let disk = Disk::of("", "ext4").unwrap();
+    let exported = Exported::new(&disk.path());
+    let user = exported.caller(1000);
+    let (node, file) = created(&exported, &user, "f");
+    let file = Arc::new(file);
+    let files = UnsyncedFiles::default();
+    let write = || file.write(&user, b"data", 0);
+    let written = files.change(WriterId(1), &file, Stable::Unstable, write);
+    assert_eq!(written, Ok((4, Stable::Unstable)));
+    let written = files.change(WriterId(2), &file, Stable::File, write);
+    assert_eq!((written, files.count()), (Ok((4, Stable::File)), 1));
+    let denied = files.change(WriterId(1), &file, Stable::File, || {
+        file.read(&mut [0; 1], u64::MAX)
+    });
+    assert!(denied.is_err());
+    fs::set_permissions(disk.path().join("f"), fs::Permissions::from_mode(0o000)).unwrap();
+    let other = exported.caller(1001);
+    for _ in 0..2 {
+        let committed = files.commit_node(WriterId(1), &other, &node);
+        assert_eq!((committed, files.count()), (Ok(files.verifier()), 0));
+    }
+    let root = exported.root();
+    let refused = files.commit_node(WriterId(1), &other, &root);
+    assert!(matches!(refused, Err(FileError::WrongType { .. })));
+}
+
 #[test]
 fn root_files_with_unsynced_data_are_remembered_until_all_have_committed() {
     own_mounts();
