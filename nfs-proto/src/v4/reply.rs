@@ -103,6 +103,26 @@ impl<'w, 'b> ReplyEncoder<'w, 'b> {
             .saturating_sub(FAILED_RESULT_BYTES_MAX)
     }
 
+    /// Whether a result of that many bytes fits, with its number, its status and data that is
+    /// reduced.
+    ///
+    /// # Errors
+    /// It does not fit the bounds.
+    pub fn check_room(&self, bytes: u64) -> Result<(), NoRoom> {
+        let needed = self.to.position().saturating_add(bytes);
+        self.check_bounds(needed.saturating_add(FAILED_RESULT_BYTES_MAX))
+    }
+
+    fn check_bounds(&self, bytes: u64) -> Result<(), NoRoom> {
+        if bytes > self.bounds.max_bytes {
+            return Err(NoRoom::Reply);
+        }
+        if self.bounds.max_cached_bytes.is_some_and(|max| bytes > max) {
+            return Err(NoRoom::Cache);
+        }
+        Ok(())
+    }
+
     /// How many results there are.
     #[must_use]
     pub const fn results(&self) -> u32 {
@@ -172,14 +192,60 @@ impl<'w, 'b> ReplyEncoder<'w, 'b> {
 
     /// Whether what was encoded is within the bounds with `kept` bytes more.
     fn fits(&self, kept: u64) -> Result<(), NoRoom> {
-        let bytes = self.to.position().saturating_add(kept);
-        if bytes > self.bounds.max_bytes
-            || kept > u64::try_from(self.to.left_bytes()).unwrap_or(u64::MAX)
-        {
+        if kept > u64::try_from(self.to.left_bytes()).unwrap_or(u64::MAX) {
             return Err(NoRoom::Reply);
         }
-        if self.bounds.max_cached_bytes.is_some_and(|max| bytes > max) {
-            return Err(NoRoom::Cache);
+        self.check_bounds(self.to.position().saturating_add(kept))
+    }
+
+    /// Encodes the result of READ with `max_bytes` of data at most, which `fill` puts where they
+    /// belong. It says how many there are, and whether the file ends behind them.
+    ///
+    /// # Errors
+    /// There is no room for `max_bytes`, and `fill` was not asked; or what it says. Nothing was
+    /// encoded then.
+    pub fn push_read<E: From<NoRoom>>(
+        &mut self,
+        max_bytes: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(usize, bool), E>,
+    ) -> Result<(), E> {
+        let bytes = READ_RESULT_BYTES.saturating_add(u64::from(max_bytes).next_multiple_of(4));
+        self.check_room(bytes)?;
+        let in_buffer = bytes.saturating_add(FAILED_RESULT_BYTES_MAX);
+        if in_buffer > u64::try_from(self.to.left_bytes()).unwrap_or(u64::MAX) {
+            return Err(NoRoom::Reply.into());
+        }
+        let before = self.to.mark();
+        let encoded = self.encode_read(max_bytes, fill);
+        if encoded.is_err() {
+            self.to.rewind(before);
+        } else {
+            self.results = self.results.saturating_add(1);
+            self.status = Status::OK;
+        }
+        encoded
+    }
+
+    fn encode_read<E: From<NoRoom>>(
+        &mut self,
+        max_bytes: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(usize, bool), E>,
+    ) -> Result<(), E> {
+        let no_room = |_full| NoRoom::Reply;
+        self.to.u32(OpNum::READ.0).map_err(no_room)?;
+        self.to.u32(Status::OK.0).map_err(no_room)?;
+        let eof_place = self.to.open_u32().map_err(no_room)?;
+        let mut eof = false;
+        let max_bytes = usize::try_from(max_bytes).unwrap_or(usize::MAX);
+        let filled = self.to.opaque_with(max_bytes, |data| {
+            let (bytes, is_end) = fill(data).map_err(Filling::Failed)?;
+            eof = is_end;
+            Ok(bytes)
+        });
+        match filled {
+            Ok(_bytes) => self.to.fill_u32(eof_place, u32::from(eof)),
+            Err(Filling::Failed(error)) => return Err(error),
+            Err(Filling::Full) => return Err(NoRoom::Reply.into()),
         }
         Ok(())
     }
@@ -229,6 +295,21 @@ impl<'w, 'b> ReplyEncoder<'w, 'b> {
     pub fn finish_with(self, status: Status) {
         self.to.fill_u32(self.status_place, status.0);
         self.to.fill_u32(self.count_place, self.results);
+    }
+}
+
+/// Bytes of a READ's result but for its data: its number, its status, eof and the count.
+pub const READ_RESULT_BYTES: u64 = 4 + 4 + 4 + 4;
+
+/// Why data was not put into a reply.
+enum Filling<E> {
+    Full,
+    Failed(E),
+}
+
+impl<E> From<WriteError> for Filling<E> {
+    fn from(_full: WriteError) -> Self {
+        Self::Full
     }
 }
 

@@ -247,6 +247,45 @@ fn reduced_data_counts_for_the_bounds() {
 }
 
 #[test]
+fn data_is_read_into_the_reply() {
+    let mut buffer = [0xAA; 64];
+    let mut writer = Writer::new(&mut buffer);
+    let mut reply = ReplyEncoder::new(&mut writer, Opaque(b"")).unwrap();
+    // 12 bytes of a header, 16 of the result but for its data, and 16 for another one to fail in.
+    let no_room = reply.push_read(21, |_data| -> Result<_, NoRoom> {
+        panic!("there is no room")
+    });
+    assert_eq!(no_room, Err(NoRoom::Reply));
+    let failed = reply.push_read(16, |_data| Err(NoRoom::Cache));
+    assert_eq!((failed, reply.results()), (Err(NoRoom::Cache), 0));
+    reply
+        .push_read(20, |data| {
+            assert_eq!(data.len(), 20);
+            data[..5].copy_from_slice(b"hello");
+            Ok::<_, NoRoom>((5, true))
+        })
+        .unwrap();
+    assert_eq!((reply.results(), reply.finish()), (1, Status::OK));
+    let expected = Words::new()
+        .word(0)
+        .opaque(b"")
+        .words(&[1, 25, 0, 1])
+        .opaque(b"hello");
+    assert_eq!(writer.written(), expected.0);
+
+    let mut writer = Writer::new(&mut buffer);
+    let mut reply = ReplyEncoder::new(&mut writer, Opaque(b"")).unwrap();
+    reply.set_bounds(ReplyBounds {
+        max_bytes: 1000,
+        max_cached_bytes: Some(500),
+    });
+    // 12 bytes are written, and 16 are kept.
+    assert_eq!(reply.check_room(472), Ok(()));
+    assert_eq!(reply.check_room(473), Err(NoRoom::Cache));
+    assert_eq!(reply.check_room(973), Err(NoRoom::Reply));
+}
+
+#[test]
 fn a_directory_takes_as_many_entries_as_maxcount_has_room_for() {
     let attributes = Attributes {
         fileid: Some(3),
