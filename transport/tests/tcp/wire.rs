@@ -549,10 +549,7 @@ fn a_connection_that_asks_for_nothing_ends_at_its_deadline() {
     assert!(
         matches!(
             events[..],
-            [
-                (_, Event::Ended(EndReason::Violation(_))),
-                (_, Event::Quiesced)
-            ]
+            [(_, Event::Ended(EndReason::Lost(_))), (_, Event::Quiesced)]
         ),
         "{events:?}"
     );
