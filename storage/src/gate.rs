@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use capstan_memory::RawBytes;
+
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, OpKind, Submitted};
 use crate::volume::Volume;
@@ -23,6 +25,8 @@ struct State {
     held: AtomicUsize,
     /// Counts the calls of [`Gate::release`].
     releases: AtomicUsize,
+    /// Counts the calls of [`Volume::write_at_once`].
+    asked: AtomicUsize,
 }
 
 impl Gate {
@@ -41,6 +45,12 @@ impl Gate {
     pub fn release(&self) {
         self.0.next.store(0, Ordering::SeqCst);
         self.0.releases.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often a volume was asked to carry out a write at once, which none here does.
+    #[must_use]
+    pub fn asked(&self) -> usize {
+        self.0.asked.load(Ordering::SeqCst)
     }
 
     fn takes_one(&self) -> bool {
@@ -88,6 +98,11 @@ impl Volume for Gated {
 
     fn name(&self) -> &Arc<str> {
         self.inner.name()
+    }
+
+    fn write_at_once(&self, _lba: u64, _lbas: u32, _data: RawBytes<'_>) -> bool {
+        self.gate.0.asked.fetch_add(1, Ordering::SeqCst);
+        false
     }
 
     fn submit(&mut self, io: Io, now_us: u64) -> Submitted {
