@@ -79,7 +79,7 @@ pub enum ExportError {
     },
     /// The file system cannot be told from others after a restart.
     #[error("exporting {}: its file system has no UUID (or the kernel is older than 6.9 and does \
-             not tell it); set one by hand, and keep it", path.display())]
+             not tell it); set one by hand (`file_system`), and keep it", path.display())]
     NoFileSystemId {
         /// The directory.
         path: PathBuf,
@@ -293,7 +293,7 @@ pub struct Exports {
     pub(crate) writers: Arc<Writers>,
 }
 
-/// What a reload puts in the place of what was there, at once.
+/// All exports there are: what a reload puts in the place of what was there, at once.
 #[derive(Debug)]
 pub(crate) struct Table {
     tree: Arc<PseudoTree>,

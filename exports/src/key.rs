@@ -78,6 +78,20 @@ impl Key {
         }
     }
 
+    /// Looks at the key in `folder`, and makes none: whether there is one.
+    ///
+    /// # Errors
+    /// As for [`open_or_make`](Self::open_or_make).
+    pub fn look(folder: &Path) -> Result<bool, KeyError> {
+        match Self::read(&folder.join(KEY_FILE)) {
+            Ok(_) => Ok(true),
+            Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn read(path: &Path) -> Result<Self, KeyError> {
         let failed = |doing| move |source| Self::failed(doing, path, source);
         let mut file = OpenOptions::new()
@@ -163,7 +177,9 @@ mod tests {
     #[test]
     fn it_is_made_once_and_read_again() {
         let folder = tempfile::tempdir().unwrap();
+        assert!(!Key::look(folder.path()).unwrap());
         let made = Key::open_or_make(folder.path()).unwrap();
+        assert!(Key::look(folder.path()).unwrap());
         let path = folder.path().join(KEY_FILE);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
         let read = Key::open_or_make(folder.path()).unwrap();

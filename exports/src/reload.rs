@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
-use crate::export::{Export, ExportError, ExportSettings, Exports};
+use crate::export::{Export, ExportError, ExportSettings, Exports, Table};
 
 /// What has become of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,17 +57,35 @@ impl fmt::Display for Change {
     }
 }
 
+/// Exports that are open, and that no client sees yet.
+#[derive(Debug)]
+pub struct Fresh(Table);
+
 impl Exports {
-    /// Exports these directories and no others, under the same key: handles of exports that stay
-    /// lead where they did, and clients keep what they have open. What runs meanwhile ends as it
-    /// began. Answers with what has changed, by the paths for clients.
+    /// Exports these directories and no others: [`prepare`](Self::prepare), and
+    /// [`replace`](Self::replace) at once.
     ///
     /// # Errors
     /// Where one cannot be exported: then those there were stay.
     pub fn reload(&self, exports: Vec<ExportSettings>) -> Result<Vec<Change>, ExportError> {
+        self.prepare(exports).map(|fresh| self.replace(fresh))
+    }
+
+    /// Opens what is to be exported next, under the same key. Clients have what there was until
+    /// then.
+    ///
+    /// # Errors
+    /// Where one cannot be exported.
+    pub fn prepare(&self, exports: Vec<ExportSettings>) -> Result<Fresh, ExportError> {
         let fresh = Self::open_beside(self.key.clone(), exports, self.writers().clone())?;
         let fresh = fresh.table.into_inner();
-        let fresh = fresh.unwrap_or_else(PoisonError::into_inner);
+        Ok(Fresh(fresh.unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Exports what was prepared, and nothing else: handles of exports that stay lead where they
+    /// did, and clients keep what they have open. What runs meanwhile ends as it began. Answers
+    /// with what has changed, by the paths for clients.
+    pub fn replace(&self, Fresh(fresh): Fresh) -> Vec<Change> {
         let now: Vec<_> = fresh.by_id.values().cloned().collect();
         let before = mem::replace(&mut *self.table_to_change(), fresh).by_id;
         let mut changes = Vec::new();
@@ -94,6 +112,6 @@ impl Exports {
         }));
         let path = |change: &Change| change.export.settings().client_path.clone();
         changes.sort_by_cached_key(path);
-        Ok(changes)
+        changes
     }
 }
