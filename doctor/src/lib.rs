@@ -19,6 +19,7 @@ mod limits;
 mod machine;
 mod memory;
 mod modules;
+pub mod nfs;
 mod ports;
 mod role;
 pub mod room;

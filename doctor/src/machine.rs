@@ -11,6 +11,20 @@ use nix::ifaddrs::getifaddrs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Capability {
+    /// CAP_CHOWN: a file may be given to any user.
+    Chown = 0,
+    /// CAP_DAC_OVERRIDE: modes of files do not hold.
+    DacOverride = 1,
+    /// CAP_DAC_READ_SEARCH: files are opened by their handles.
+    DacReadSearch = 2,
+    /// CAP_FOWNER: a file is everybody's own.
+    Fowner = 3,
+    /// CAP_FSETID: setgid outlives a change.
+    Fsetid = 4,
+    /// CAP_SETGID: a thread may act for other groups.
+    SetGid = 6,
+    /// CAP_SETUID: a thread may act for other users.
+    SetUid = 7,
     /// CAP_NET_ADMIN: any congestion control may be chosen.
     NetAdmin = 12,
     /// CAP_IPC_LOCK: RLIMIT_MEMLOCK does not hold.
@@ -19,6 +33,8 @@ pub enum Capability {
     SysAdmin = 21,
     /// CAP_SYS_RESOURCE: the same.
     SysResource = 24,
+    /// CAP_MKNOD: device nodes may be made.
+    Mknod = 27,
 }
 
 /// What a device file lets this process do.
@@ -129,6 +145,14 @@ impl Machine {
         let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
         let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
         bits.is_some_and(|bits| bits >> (capability as u8) & 1 == 1)
+    }
+
+    /// The effective user ID of this process (`Uid` of proc_pid_status(5)).
+    #[must_use]
+    pub fn user(&self) -> Option<u32> {
+        let status = self.read("/proc/self/status")?;
+        let line = status.lines().find_map(|l| l.strip_prefix("Uid:"))?;
+        line.split_whitespace().nth(1)?.parse().ok()
     }
 
     /// The soft limit in a row of `/proc/self/limits`; `u64::MAX` when there is none.
