@@ -17,7 +17,7 @@ use crate::handle::{
     Claim, ExportId, FileSystemId, Handle, KernelHandle, PSEUDO_FILE_SYSTEM, Presented, PseudoId,
 };
 use crate::identity::{Caller, Credentials};
-use crate::key::Key;
+use crate::key::{Key, OWNER_BYTES};
 use crate::limits::EXPORTS;
 use crate::name::NameRule;
 use crate::pseudo::{NestedExport, PseudoError, PseudoTree};
@@ -429,6 +429,11 @@ impl Exports {
         self.all()
             .into_iter()
             .find(|export| export.settings.client_path == path && !export.is_adopted())
+    }
+
+    /// What a server of these exports may call itself ([`Key::owner`]).
+    pub fn server_owner(&self) -> [u8; OWNER_BYTES] {
+        self.key.owner()
     }
 
     /// What the bytes of a client stand for. Nothing is opened yet.

@@ -11,6 +11,9 @@ pub const KEY_FILE: &str = "export-handles.key";
 /// Bytes of a key: those of a BLAKE3 key.
 pub const KEY_BYTES: usize = blake3::KEY_LEN;
 
+/// Bytes of what a server calls itself.
+pub const OWNER_BYTES: usize = 16;
+
 /// The secret key of every handle's MAC. With it, a handle of any file of any export can be forged.
 #[derive(Clone)]
 pub struct Key([u8; KEY_BYTES]);
@@ -56,6 +59,19 @@ impl Key {
     /// A key of these bytes, which have to be random and secret.
     pub const fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
         Self(bytes)
+    }
+
+    /// What a server with this key may call itself: the same as long as handles hold, no other
+    /// server's, and nothing that tells of the key.
+    pub fn owner(&self) -> [u8; OWNER_BYTES] {
+        let mut owner = [0; OWNER_BYTES];
+        let digest = blake3::Hasher::new_derive_key("capstan 2026-11-28 NFS server owner")
+            .update(&self.0)
+            .finalize();
+        for (to, from) in owner.iter_mut().zip(digest.as_bytes()) {
+            *to = *from;
+        }
+        owner
     }
 
     pub(crate) const fn bytes(&self) -> &[u8; KEY_BYTES] {

@@ -109,6 +109,19 @@ impl Config {
         }
     }
 
+    /// With fewer lock owners on files, each of which has an open file as well.
+    #[must_use]
+    pub fn with_lock_states_max(self, lock_states: u64) -> Self {
+        let lock_states = lock_states.min(LOCK_STATES_MAX);
+        Self {
+            stocks: Stocks {
+                lock_states,
+                ..self.stocks
+            },
+            ..self
+        }
+    }
+
     /// With less memory for state, in bytes.
     #[must_use]
     pub fn with_bytes_max(self, bytes: u64) -> Self {
