@@ -174,8 +174,6 @@ pub struct Manager {
     listeners: HashSet<CmId>,
     /// The queues of accepted connections. The keys are numbers of this program or of the kernel.
     queues: FxHashMap<CmId, QueueId>,
-    /// Sockets are looked at before the connection manager, every other time.
-    sockets_first: bool,
 }
 
 impl Manager {
@@ -189,7 +187,6 @@ impl Manager {
             sockets,
             listeners: HashSet::new(),
             queues: FxHashMap::default(),
-            sockets_first: false,
         }
     }
 
@@ -222,10 +219,8 @@ impl Manager {
 
     /// What has happened next.
     pub fn poll(&mut self, now_us: u64) -> Option<Happened> {
-        self.sockets_first = !self.sockets_first;
-        if self.sockets_first
-            && let Some(request) = self.take_socket()
-        {
+        // The provider has no event meanwhile, so that none overtakes what came before it.
+        if let Some(request) = self.take_socket() {
             return Some(Happened::Request(request));
         }
         while let Some(event) = self.cm.poll(now_us) {
@@ -461,9 +456,12 @@ impl Manager {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
+    use std::io::Write;
+    use std::net::{IpAddr, Ipv4Addr, TcpStream};
+    use std::time::{Duration, Instant};
 
     use capstan_rdma::contract::ReceiveSource;
+    use capstan_rdma::iwarp;
     use capstan_rdma::loopback::{Network, attributes};
 
     use super::*;
@@ -534,5 +532,36 @@ mod tests {
         let told = CmReject { status }.encode();
         assert_eq!(private_data.as_bytes(), told.as_bytes());
         drop(qp);
+    }
+
+    /// A host with an RDMA connection is not pushed out by sockets that came before it.
+    #[test]
+    fn no_request_overtakes_the_sockets_before_it() {
+        const SOCKETS: usize = 20;
+        // RFC 5044, section 7.1: a Request without private data.
+        const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
+        let provider = iwarp::Provider::new(iwarp::Config::default()).unwrap();
+        let (cm, others) = provider.connection_manager_beside(&[0]).unwrap();
+        let mut manager = Manager::new(0, (cm, Some(others)));
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        let (_, to) = manager.listen(any, 64).unwrap();
+        let first_bytes = [&[0][..]; SOCKETS].into_iter().chain([REQUEST]);
+        let streams: Vec<_> = first_bytes
+            .map(|bytes| {
+                let mut stream = TcpStream::connect(to).unwrap();
+                stream.write_all(bytes).unwrap();
+                stream
+            })
+            .collect();
+        let start = Instant::now();
+        let mut requests = Vec::new();
+        while requests.len() < streams.len() {
+            assert!(start.elapsed() < Duration::from_secs(10), "{requests:?}");
+            if let Some(Happened::Request(request)) = manager.poll(1) {
+                requests.push(request.peer);
+            }
+        }
+        let came: Vec<_> = streams.iter().map(|of| of.local_addr().unwrap()).collect();
+        assert_eq!(requests, came);
     }
 }

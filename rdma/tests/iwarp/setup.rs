@@ -475,3 +475,36 @@ fn a_listener_hands_over_what_speaks_the_other_protocol() {
         assert!(begin.elapsed() < Duration::from_secs(10), "it is open");
     }
 }
+
+/// A flood of connections of the other protocol waits in the kernel's queue of the listener, in its
+/// order, and not in this process without a bound.
+#[test]
+fn no_more_is_looked_at_before_the_other_protocol_has_taken_what_there_is() {
+    const STREAMS: usize = 200;
+    /// Connections that are accepted, and events that are read, at one look.
+    const AT_ONE_LOOK: usize = 32 + 64;
+    let provider = Provider::new(Config::default()).unwrap();
+    let (mut cm, others) = provider.connection_manager_beside(&[0]).unwrap();
+    let (_, at) = cm.listen(any(), 256).unwrap();
+    let streams: Vec<_> = (0..STREAMS)
+        .map(|_| {
+            let mut stream = TcpStream::connect(at).unwrap();
+            stream.write_all(&[0]).unwrap();
+            stream
+        })
+        .collect();
+    let begin = Instant::now();
+    let mut came = Vec::new();
+    while came.len() < STREAMS {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{}", came.len());
+        for _ in 0..STREAMS {
+            assert!(cm.poll(1).is_none());
+        }
+        let before = came.len();
+        came.extend(std::iter::from_fn(|| others.take()).map(|other| other.peer));
+        let at_once = came.len() - before;
+        assert!(at_once <= AT_ONE_LOOK, "{at_once} at once");
+    }
+    let opened: Vec<_> = streams.iter().map(|s| s.local_addr().unwrap()).collect();
+    assert_eq!(came, opened);
+}

@@ -134,6 +134,12 @@ impl Manager {
         })
     }
 
+    /// Whether connections of the other protocol have not been taken yet.
+    fn others_wait(&self) -> bool {
+        let others = self.others.as_ref();
+        others.is_some_and(|others| others.some_wait())
+    }
+
     fn tell(&mut self, id: CmId, kind: CmEventKind) {
         self.ids.tell(id, kind);
         self.notices.waker.wake();
@@ -483,6 +489,10 @@ impl ConnectionManager for Manager {
     fn poll(&mut self, now_us: u64) -> Option<CmEvent> {
         self.now_us = self.now_us.max(now_us);
         self.notices.waker.disarm();
+        // They came before what is not looked at yet, which waits in the queues of the listeners.
+        if self.others_wait() {
+            return None;
+        }
         if let Some(event) = self.ids.take_event() {
             return Some(event);
         }
@@ -503,6 +513,9 @@ impl ConnectionManager for Manager {
             self.run_deadlines();
         }
         self.take_notices();
+        if self.others_wait() {
+            return None;
+        }
         self.ids.take_event()
     }
 

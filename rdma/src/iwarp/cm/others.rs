@@ -38,7 +38,14 @@ impl OtherStreams {
         }
     }
 
-    /// Takes the oldest one.
+    /// Whether some have not been taken yet.
+    pub(super) fn some_wait(&self) -> bool {
+        !self.streams.borrow().is_empty()
+    }
+
+    /// Takes the oldest one. Until all have been taken the connection manager has no event and
+    /// looks for no more connections: as many as it accepts and reads at one look wait here at
+    /// most, and no request overtakes those that came before it.
     pub fn take(&self) -> Option<OtherStream> {
         self.streams.borrow_mut().pop_front()
     }
