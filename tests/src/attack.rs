@@ -1,6 +1,7 @@
 //! What attacks over the raw wire have in common: the attacker's side of a connection, byte by
 //! byte, and the permitted host that must not notice.
 
+mod connects;
 pub mod file_target;
 mod sharing;
 
@@ -29,6 +30,7 @@ use nix::sys::socket::{
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32};
 
+pub use connects::Connects;
 pub use sharing::connect_sharing;
 
 use crate::host::{options, run};
@@ -426,8 +428,22 @@ pub fn is_full() -> bool {
 /// # Panics
 /// When a permitted host fails, or the attack does.
 pub fn endure(
+    target: (u32, SocketAddr),
+    length: Duration,
+    attack: impl FnOnce(&AtomicBool) + Send + 'static,
+    warmed_up: impl FnOnce(),
+) -> Figures {
+    endure_beside(target, length, &Connects::default(), attack, warmed_up)
+}
+
+/// The same, where the attack sees the `connects` of the others.
+///
+/// # Panics
+/// As [`endure`].
+pub fn endure_beside(
     (pid, at): (u32, SocketAddr),
     length: Duration,
+    connects: &Connects,
     attack: impl FnOnce(&AtomicBool) + Send + 'static,
     warmed_up: impl FnOnce(),
 ) -> Figures {
@@ -438,14 +454,15 @@ pub fn endure(
         thread::spawn(move || attack(&stop))
     };
     warmed_up();
-    let mut connects = Vec::new();
+    let mut times = Vec::new();
     for number in 0..CONNECTS {
         let start = Instant::now();
         let options = options(at, 2 + number);
-        let mut host = DirectQueue::connect(&options)
+        let mut host = connects
+            .run(|| DirectQueue::connect(&options))
             .unwrap_or_else(|error| panic!("connect {number} of a permitted host: {error}"));
         read(&mut host, 0);
-        connects.push(start.elapsed());
+        times.push(start.elapsed());
         host.close();
     }
     // What these hosts have used for the first time stays resident.
@@ -459,7 +476,7 @@ pub fn endure(
     attacker.join().expect("the attack runs to its end");
     Figures {
         reads_us,
-        connects,
+        connects: times,
         resident_bytes: (before.0, after.0),
         held_bytes: (before.1, after.1),
     }

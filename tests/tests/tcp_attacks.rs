@@ -2,17 +2,17 @@
 //! RDMA sees of them. `CAPSTAN_ATTACKS=full` makes the bounds those of `docs/resources.md`.
 
 use std::io::Write as _;
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use capstan_nvme_proto::command::{Abort, AdminCommand, IoCommand, LbaRange, Read, Write};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::Digests;
-use capstan_tests::attack::file_target::{PRESSED, attackers, pause, withstand};
-use capstan_tests::attack::{is_full, tcp};
+use capstan_tests::attack::file_target::{
+    PRESSED, attackers, pause, withstand, withstand_strangers,
+};
 use capstan_tests::tcp_host::{Data, TcpHost};
 
 const MIB: u32 = 1 << 20;
@@ -55,59 +55,29 @@ fn hosts(at: SocketAddr, source: IpAddr, digests: Digests) -> Vec<TcpHost> {
         .collect()
 }
 
-/// So many connections, each made again when the target has ended it.
-fn strangers(
-    at: SocketAddr,
-    source: IpAddr,
-    stop: &AtomicBool,
-    mut greet: impl FnMut(&mut TcpStream) -> std::io::Result<()>,
-) {
-    let IpAddr::V4(source) = source else { return };
-    let count = if is_full() { 500 } else { 200 };
-    while !stop.load(Ordering::Relaxed) {
-        let held: Vec<_> = (0..count)
-            .filter_map(|_| {
-                let mut stream = tcp(at, source).ok()?;
-                greet(&mut stream).ok()?;
-                Some(stream)
-            })
-            .collect();
-        pause(stop, Duration::from_secs(1));
-        drop(held);
-    }
-}
-
 #[test]
 fn connections_that_send_nothing_behind_their_icreq_are_withstood() {
-    withstand("ICReq and no more", |at, source, stop| {
-        strangers(at, source, stop, |stream| stream.write_all(&ICREQ));
-    });
+    withstand_strangers("ICReq and no more", |stream| stream.write_all(&ICREQ));
 }
 
 #[test]
 fn half_an_icreq_is_withstood() {
-    withstand("half an ICReq", |at, source, stop| {
-        strangers(at, source, stop, |stream| stream.write_all(&ICREQ[..60]));
-    });
+    withstand_strangers("half an ICReq", |stream| stream.write_all(&ICREQ[..60]));
 }
 
 #[test]
 fn connections_that_are_half_closed_behind_their_icreq_are_withstood() {
-    withstand("ICReq and half-closed", |at, source, stop| {
-        strangers(at, source, stop, |stream| {
-            stream.write_all(&ICREQ)?;
-            stream.shutdown(Shutdown::Write)
-        });
+    withstand_strangers("ICReq and half-closed", |stream| {
+        stream.write_all(&ICREQ)?;
+        stream.shutdown(Shutdown::Write)
     });
 }
 
 #[test]
 fn pdus_of_no_kind_are_withstood() {
-    withstand("PDUs of no kind", |at, source, stop| {
-        strangers(at, source, stop, |stream| {
-            stream.write_all(&ICREQ)?;
-            stream.write_all(&[0xFF; 4096])
-        });
+    withstand_strangers("PDUs of no kind", |stream| {
+        stream.write_all(&ICREQ)?;
+        stream.write_all(&[0xFF; 4096])
     });
 }
 

@@ -1,11 +1,13 @@
 //! A target whose buffers are few, and attacks on it beside permitted hosts that are looked at.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{endure, is_full, sources, tolerance};
+use super::{Connects, endure_beside, is_full, sources, tcp, tolerance};
 use crate::program::{Daemon, own_address, utf8};
 use crate::target::SUBNQN;
 
@@ -109,15 +111,56 @@ pub fn withstand(
     name: &str,
     attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send + 'static,
 ) {
+    withstand_beside(name, move |at, source, stop, _| {
+        attack(at, source.into(), stop);
+    });
+}
+
+/// Runs an attack of many connections, which are greeted and held for a second, again and again.
+/// One from the address of the permitted hosts opens no more of them while one of these connects
+/// than such a host is promised to bear ([`Connects`]).
+///
+/// # Panics
+/// As [`withstand`].
+pub fn withstand_strangers(
+    name: &str,
+    greet: impl Fn(&mut TcpStream) -> io::Result<()> + Copy + Send + 'static,
+) {
+    let count = if is_full() { 500 } else { 200 };
+    withstand_beside(name, move |at, source, stop, connects| {
+        while !stop.load(Ordering::Relaxed) {
+            let held: Vec<_> = (0..count)
+                .filter_map(|_| {
+                    if source == Ipv4Addr::LOCALHOST {
+                        connects.wait_for_room();
+                    }
+                    let mut stream = tcp(at, source).ok()?;
+                    greet(&mut stream).ok()?;
+                    Some(stream)
+                })
+                .collect();
+            pause(stop, Duration::from_secs(1));
+            drop(held);
+        }
+    });
+}
+
+fn withstand_beside(
+    name: &str,
+    attack: impl Fn(SocketAddr, Ipv4Addr, &AtomicBool, &Connects) + Copy + Send + 'static,
+) {
     for source in sources() {
         let target = FileTarget::start(if is_full() { 16 } else { 8 });
         // The rings and the heap are used as far as the attack uses them.
         let warm_up = if is_full() { STALLED } else { PRESSED / 4 };
         let at = target.at;
-        let figures = endure(
+        let connects = Arc::new(Connects::default());
+        let seen = Arc::clone(&connects);
+        let figures = endure_beside(
             (target.daemon.pid(), at),
             length(),
-            move |stop| attack(at, source.into(), stop),
+            &connects,
+            move |stop| attack(at, source, stop, &seen),
             move || thread::sleep(warm_up),
         );
         eprintln!("{name} from {source}: {figures}");
