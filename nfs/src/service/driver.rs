@@ -70,7 +70,7 @@ impl Service {
         let result = work(&mut driven.state, now_us);
         let mut released = Released::default();
         while let Some(action) = driven.state.poll_action() {
-            released.add(self.files.carry_out(&action));
+            self.files.carry_out(&action, &mut released);
         }
         let durable = driven.make_durable();
         drop(driven);

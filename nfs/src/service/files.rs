@@ -3,16 +3,25 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use capstan_exports::OpenFile;
+use capstan_exports::{OpenAccess, OpenFile};
 
-use crate::state::{Action, LockId, OpenId};
+use crate::state::{Action, IoAccess, LockId, OpenId, Shares};
 
-/// Open files: one of each open, and one of each lock owner's locks on a file, as OFD locks belong
-/// to an open file description (fcntl_locking(2)).
+/// Open files: those of each open, and one of each lock owner's locks on a file, as OFD locks
+/// belong to an open file description (fcntl_locking(2)).
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    opens: Mutex<HashMap<OpenId, Arc<OpenFile>>>,
+    opens: Mutex<HashMap<OpenId, OfOpen>>,
     locks: Mutex<HashMap<LockId, Arc<OpenFile>>>,
+}
+
+/// What an open has open. An owner may open a file to read, and later to write what it can no more
+/// read, or the other way round: each OPEN is let in by what the file's mode says at its time.
+#[derive(Debug, Default)]
+struct OfOpen {
+    read: Option<Arc<OpenFile>>,
+    write: Option<Arc<OpenFile>>,
+    both: Option<Arc<OpenFile>>,
 }
 
 /// Files that are closed when this is dropped, unless they are in use.
@@ -20,8 +29,8 @@ pub(super) struct Files {
 pub(super) struct Released(Vec<Arc<OpenFile>>);
 
 impl Released {
-    pub(super) fn add(&mut self, file: Option<Arc<OpenFile>>) {
-        self.0.extend(file);
+    fn add(&mut self, files: impl IntoIterator<Item = Arc<OpenFile>>) {
+        self.0.extend(files);
     }
 }
 
@@ -29,16 +38,69 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a file is opened for.
+pub(super) const fn open_access(shares: Shares) -> OpenAccess {
+    match (
+        shares.contains(Shares::READ),
+        shares.contains(Shares::WRITE),
+    ) {
+        (true, true) => OpenAccess::Both,
+        (false, true) => OpenAccess::Write,
+        (_, false) => OpenAccess::Read,
+    }
+}
+
 impl Files {
-    /// Keeps the file of an open: instead of the one it had, which is given back, where an owner's
-    /// open became wider.
-    pub(super) fn keep_open(&self, open: OpenId, file: Arc<OpenFile>) -> Option<Arc<OpenFile>> {
-        locked(&self.opens).insert(open, file)
+    /// Keeps a file of an open beside those it has; one that it has already is given back.
+    pub(super) fn keep_open(&self, open: OpenId, file: Arc<OpenFile>) -> Released {
+        let mut opens = locked(&self.opens);
+        let of_open = opens.entry(open).or_default();
+        let place = match file.access() {
+            OpenAccess::Read => &mut of_open.read,
+            OpenAccess::Write => &mut of_open.write,
+            OpenAccess::Both => &mut of_open.both,
+        };
+        let mut released = Released::default();
+        if place.is_some() {
+            released.add([file]);
+        } else {
+            *place = Some(file);
+        }
+        released
     }
 
-    /// The file of an open.
-    pub(super) fn open(&self, open: OpenId) -> Option<Arc<OpenFile>> {
-        locked(&self.opens).get(&open).cloned()
+    /// The file of an open, to read or to write.
+    pub(super) fn open(&self, open: OpenId, access: IoAccess) -> Option<Arc<OpenFile>> {
+        let opens = locked(&self.opens);
+        let of_open = opens.get(&open)?;
+        let narrow = match access {
+            IoAccess::Read => &of_open.read,
+            IoAccess::Write => &of_open.write,
+        };
+        of_open.both.as_ref().or(narrow.as_ref()).cloned()
+    }
+
+    /// Gives back what an open does not need any more when it has no more than `shares` left.
+    pub(super) fn narrow(&self, open: OpenId, shares: Shares) -> Released {
+        let mut released = Released::default();
+        if let Some(of_open) = locked(&self.opens).get_mut(&open) {
+            match open_access(shares) {
+                OpenAccess::Both => {}
+                OpenAccess::Read => {
+                    released.add(of_open.write.take());
+                    if of_open.read.is_some() {
+                        released.add(of_open.both.take());
+                    }
+                }
+                OpenAccess::Write => {
+                    released.add(of_open.read.take());
+                    if of_open.write.is_some() {
+                        released.add(of_open.both.take());
+                    }
+                }
+            }
+        }
+        released
     }
 
     /// Keeps the file that has a lock owner's locks.
@@ -51,11 +113,15 @@ impl Files {
         locked(&self.locks).get(&lock).cloned()
     }
 
-    /// What an action takes away.
-    pub(super) fn carry_out(&self, action: &Action) -> Option<Arc<OpenFile>> {
+    /// Gives back what an action takes away.
+    pub(super) fn carry_out(&self, action: &Action, released: &mut Released) {
         match action {
-            Action::Close { open, .. } => locked(&self.opens).remove(open),
-            Action::ReleaseLocks { lock, .. } => locked(&self.locks).remove(lock),
+            Action::Close { open, .. } => {
+                if let Some(OfOpen { read, write, both }) = locked(&self.opens).remove(open) {
+                    released.add([read, write, both].into_iter().flatten());
+                }
+            }
+            Action::ReleaseLocks { lock, .. } => released.add(locked(&self.locks).remove(lock)),
         }
     }
 }

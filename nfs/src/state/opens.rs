@@ -368,6 +368,20 @@ impl State {
         Ok(self.next_stateid(number))
     }
 
+    /// The open that `stateid` stands for, which has to be of `file`.
+    ///
+    /// # Errors
+    /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID.
+    pub fn open_of(
+        &self,
+        client: ClientId,
+        file: &FileKey,
+        stateid: Stateid,
+    ) -> Result<OpenId, Status> {
+        self.find_open(client, file, stateid)
+            .map(|(number, _open)| OpenId(number))
+    }
+
     /// CLOSE. Locks that are still held go with it, of which a server has the choice (RFC 8881,
     /// section 18.2.3). What it returns means nothing (section 18.2.4).
     ///

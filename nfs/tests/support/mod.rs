@@ -7,6 +7,7 @@
 )]
 
 pub(crate) mod attributes;
+pub(crate) mod files;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -347,9 +348,14 @@ impl Client {
 
     /// EXCHANGE_ID and CREATE_SESSION.
     pub(crate) fn begin(&mut self, name: &str) {
+        self.begin_as(name, [1; 8]);
+    }
+
+    /// The same, of an instance of the client.
+    pub(crate) fn begin_as(&mut self, name: &str, verifier: [u8; 8]) {
         let exchange = Op::ExchangeId(ExchangeId {
             clientowner: ClientOwner {
-                verifier: Verifier([1; 8]),
+                verifier: Verifier(verifier),
                 ownerid: Opaque(name.as_bytes()),
             },
             flags: ExchangeIdFlags::empty(),

@@ -133,7 +133,7 @@ impl Context<'_> {
 
 /// # Errors
 /// NFS4ERR_SYMLINK, NFS4ERR_NOTDIR (RFC 8881, section 18.13.4).
-fn check_directory(found: FileType) -> Result<(), Status> {
+pub(super) fn check_directory(found: FileType) -> Result<(), Status> {
     match found {
         FileType::Directory => Ok(()),
         FileType::Symlink => Err(Status::SYMLINK),

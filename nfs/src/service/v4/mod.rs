@@ -3,7 +3,10 @@
 pub(super) mod attributes;
 pub(super) mod compound;
 mod context;
+mod creation;
 mod filehandles;
+mod io;
+mod open;
 mod operations;
 mod sessions;
 mod settings;

@@ -53,21 +53,22 @@ impl Context<'_> {
             | Op::RemoveXattr(_) => Err(Status::NOTSUPP.into()),
 
             // Opens, data and locks.
-            Op::Open(_)
-            | Op::Close(_)
-            | Op::OpenDowngrade(_)
-            | Op::Read(_)
-            | Op::Write(_)
-            | Op::Commit(_)
-            | Op::Lock(_)
+            Op::Open(arguments) => self.open(arguments, results),
+            Op::Close(arguments) => self.close(arguments, results),
+            Op::OpenDowngrade(arguments) => self.open_downgrade(arguments, results),
+            Op::Read(arguments) => self.read(arguments, results),
+            Op::Write(arguments) => self.write(arguments, results),
+            Op::Commit(_) => self.commit(results),
+            Op::Seek(arguments) => self.seek(arguments, results),
+            Op::Allocate(arguments) | Op::Deallocate(arguments) => {
+                self.allocate(op.num(), arguments, results)
+            }
+            Op::IoAdvise(arguments) => self.io_advise(arguments, results),
+            Op::Lock(_)
             | Op::LockT(_)
             | Op::LockU(_)
-            | Op::Seek(_)
-            | Op::Allocate(_)
-            | Op::Deallocate(_)
             | Op::Copy(_)
             | Op::Clone(_)
-            | Op::IoAdvise(_)
             | Op::OffloadCancel(_)
             | Op::OffloadStatus(_) => Err(Status::NOTSUPP.into()),
 

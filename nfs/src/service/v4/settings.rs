@@ -207,7 +207,7 @@ impl Context<'_> {
             return Ok(None);
         };
         // It may have been closed meanwhile.
-        let open = self.service.files.open(open);
+        let open = self.service.files.open(open, IoAccess::Write);
         Ok(Some(open.ok_or(Status::BAD_STATEID)?))
     }
 }
