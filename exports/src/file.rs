@@ -167,7 +167,8 @@ impl Node {
     /// Opens the file, which is a regular one, as this machine and not for a caller.
     pub(crate) fn open_as_self(&self, access: OpenAccess) -> Result<OpenFile> {
         let fd = self.reopen(access.flags(), "opening a file for itself")?;
-        Ok(OpenFile::of_fd(self, fd, access))
+        // For locks and syncs: nothing is written through it.
+        Ok(OpenFile::of_fd(self, fd, access, None))
     }
 
     /// Opens the file for nothing but locks, of which this open file has its own. Whether a caller
