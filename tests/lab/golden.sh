@@ -4,7 +4,7 @@
 #
 #   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]
 #
-# CAPTURE: plain crc passthru auth rping p2p probe tcp data (default: all), or none.
+# CAPTURE: plain crc passthru auth rping p2p probe tcp data nfs (default: all), or none.
 # Environment: CAPSTAN_LAB_NEWER_KERNEL   for data: a release from 6.13 on, whose vmlinuz is in
 #                                         $CAPSTAN_LAB_CACHE/boot and whose modules are in
 #                                         /lib/modules
@@ -17,7 +17,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ $# -ge 1 ] || die "usage: golden.sh OUTPUT_FOLDER [CAPTURE…]"
 output=$1
 shift
-[ $# -gt 0 ] || set -- plain crc passthru auth rping p2p probe tcp data
+[ $# -gt 0 ] || set -- plain crc passthru auth rping p2p probe tcp data nfs
 captures=$CAPSTAN_LAB_CACHE/captures
 release=$(lab_kernel_release)
 
@@ -40,6 +40,7 @@ for capture; do
         probe) boot probe probe-siw.sh ;;
         tcp) boot tcp capture-tcp.sh ;;
         data) boot data -n -k "${CAPSTAN_LAB_NEWER_KERNEL:?data needs a newer kernel: see the head of this script}" capture-data.sh ;;
+        nfs) boot nfs capture-nfs.sh ;;
         none) ;;
         *) die "no capture is called $capture" ;;
     esac
@@ -59,8 +60,17 @@ extract_tcp() { # extract_tcp CAPTURE SUFFIX [OPTION…]
     "$here/extract_golden_tcp.py" "$pcap" "$output" --source "nvme-tcp host, nvmet-tcp target over lo; $system" \
         "--suffix=-$2" "${@:3}" >>"$captures/extract.log" || die "$pcap is missing or wrong: see $captures/extract.log"
 }
+# What of version 4.1 is kept: 4.2 has the rest as well.
+of_41='v41-(exchange-id|create-session|open|read|readdir|write|close|getattr-close|destroy|reclaim)'
+nfs_version=$(dpkg-query -W -f 'nfs-utils ${Version}' nfs-common)
+extract_nfs() { # extract_nfs TRANSPORT VERSION MATCH [OPTION…]
+    local pcap=$captures/nfs/nfs-$1-$2.pcap
+    "$here/extract_golden_nfs.py" "$pcap" "$output" "--version=$2" "--match=$3" "${@:4}" \
+        --source "NFS client and knfsd over $1; Linux $release, $nfs_version" >>"$captures/extract.log" ||
+        die "$pcap is missing or wrong: see $captures/extract.log"
+}
 mkdir -p "$output"
-rm -f "$output"/rdma/*.hex "$output"/nvme/*.hex "$output"/tcp/*.hex "$captures/extract.log"
+rm -f "$output"/rdma/*.hex "$output"/nvme/*.hex "$output"/tcp/*.hex "$output"/nfs/*.hex "$output"/rpcrdma/*.hex "$captures/extract.log"
 host_and_target="nvme-rdma host, nvmet-rdma target"
 extract plain/linux-siw.pcap "$host_and_target over siw, no CRC, lo MTU 65536"
 extract crc/linux-siw-crc.pcap "$host_and_target over siw built with mpa_crc_required, lo MTU 1500" --match '^(mpa|fpdu)'
@@ -87,6 +97,10 @@ for file in "$captures"/data/data/*.hex; do
     # Also here earlier captures win.
     [ -e "$output/nvme/${file##*/}" ] || cp "$file" "$output/nvme/"
 done
+extract_nfs tcp 4.2 ''
+extract_nfs tcp 4.1 "$of_41"
+extract_nfs tcp 3 ''
+for version in 4.2 4.1 3; do extract_nfs siw "$version" '' --rdma; done
 cp "$here/golden-readme.md" "$output/README.md"
 count() { find "$output/$1" -name '*.hex' | wc -l; }
-say "$output: $(count rdma) files in rdma/, $(count nvme) in nvme/, $(count tcp) in tcp/"
+say "$output: $(count rdma) files in rdma/, $(count nvme) in nvme/, $(count tcp) in tcp/, $(count nfs) in nfs/, $(count rpcrdma) in rpcrdma/"
