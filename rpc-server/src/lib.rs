@@ -10,6 +10,7 @@ mod common;
 pub mod limits;
 mod peers;
 mod program;
+mod rdma;
 mod reactor;
 mod server;
 mod settings;

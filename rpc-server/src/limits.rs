@@ -94,6 +94,8 @@ const _: () = assert!(MESSAGES_BYTES <= 32 << 20);
 pub const CREDITS_AT_FIRST: u32 = 8;
 /// Calls of a connection that are received, carried out, or whose reply is being sent.
 pub const RDMA_CALLS_MAX: usize = 2 * CREDITS_PER_CONNECTION_MAX as usize;
+/// Calls whose memory for lists, and for what was received, is kept for others: 4 MiB or so.
+pub const SPARE_CALLS_MAX: usize = 1024;
 /// Bytes of data for which the write chunks of one call may ask, over all of them: a READ of
 /// everything there may be, four times.
 pub const RESULTS_MAX_BYTES: u32 = 4 * DATA_MAX_BYTES;

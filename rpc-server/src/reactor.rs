@@ -2,11 +2,12 @@
 
 use std::os::fd::RawFd;
 
-use capstan_reactor::{Armed, Flow, Mailbox, Turn};
+use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 
 use crate::common::{Common, End};
 use crate::limits::{ANSWERS_PER_TURN, CLOSE_TIMEOUT_US};
 use crate::program::Wire;
+use crate::rdma::Rdma;
 use crate::tcp::Tcp;
 use crate::workers::Message;
 
@@ -15,6 +16,8 @@ pub(crate) struct Reactor {
     pub(crate) common: Common,
     pub(crate) mailbox: Mailbox<Message>,
     pub(crate) tcp: Tcp,
+    /// `None` without a listener for RDMA.
+    pub(crate) rdma: Option<Rdma>,
     /// How long it goes on once it is to stop.
     pub(crate) drain_us: u64,
     pub(crate) phase: Phase,
@@ -46,7 +49,11 @@ impl Reactor {
                     self.common.calls.done();
                     match task.wire {
                         Wire::Tcp => self.tcp.answered(task, &mut self.common),
-                        Wire::Rdma => {}
+                        Wire::Rdma => {
+                            if let Some(rdma) = &mut self.rdma {
+                                rdma.answered(task, &mut self.common);
+                            }
+                        }
                     }
                 }
                 Message::Told => self.common.calls.done(),
@@ -61,7 +68,11 @@ impl Reactor {
         while let Some((wire, number)) = self.common.calls.next_ready() {
             match wire {
                 Wire::Tcp => self.tcp.start_next(number, &mut self.common),
-                Wire::Rdma => {}
+                Wire::Rdma => {
+                    if let Some(rdma) = &mut self.rdma {
+                        rdma.start_next(number, &mut self.common);
+                    }
+                }
             }
         }
     }
@@ -72,7 +83,11 @@ impl Reactor {
             let why = End::Fault(why.to_owned());
             match wire {
                 Wire::Tcp => self.tcp.end(number, &why, &mut self.common),
-                Wire::Rdma => {}
+                Wire::Rdma => {
+                    if let Some(rdma) = &mut self.rdma {
+                        rdma.end(number, &why, &mut self.common);
+                    }
+                }
             }
         }
     }
@@ -81,13 +96,21 @@ impl Reactor {
         if self.phase == Phase::Running {
             self.common.is_stopping = true;
             self.tcp.stop(&mut self.common);
+            if let Some(rdma) = &mut self.rdma {
+                rdma.stop();
+            }
             let until_us = self.common.now_us.saturating_add(self.drain_us);
             self.phase = Phase::Draining(until_us);
         }
     }
 
     fn is_drained(&self) -> bool {
-        self.common.calls.is_over() && self.tcp.is_drained()
+        let is_drained = self.rdma.as_ref().is_none_or(Rdma::is_drained);
+        self.common.calls.is_over() && self.tcp.is_drained() && is_drained
+    }
+
+    fn has_connections(&self) -> bool {
+        !self.tcp.is_empty() || self.rdma.as_ref().is_some_and(|rdma| !rdma.is_empty())
     }
 
     /// Goes on to stop. Whether there is nothing left to do.
@@ -97,12 +120,18 @@ impl Reactor {
         if let Phase::Draining(drained_at_us) = self.phase
             && (self.is_drained() || now_us >= drained_at_us)
         {
+            if let Some(rdma) = &mut self.rdma {
+                rdma.close();
+            }
             self.phase = Phase::Closing(until_us);
         }
         if let Phase::Closing(closed_at_us) = self.phase
-            && (self.tcp.is_empty() || now_us >= closed_at_us)
+            && (!self.has_connections() || now_us >= closed_at_us)
         {
             self.tcp.end_all(&mut self.common);
+            if let Some(rdma) = &mut self.rdma {
+                rdma.end_all(&mut self.common);
+            }
             self.start_calls();
             self.phase = Phase::Telling(until_us);
         }
@@ -118,10 +147,21 @@ impl Turn for Reactor {
         self.common.now_us = now_us;
         let mut done = self.take_messages();
         done = done.saturating_add(self.tcp.poll(&mut self.common));
+        if let Some(rdma) = &mut self.rdma {
+            let tcp = &mut self.tcp;
+            let polled = rdma.poll(&mut self.common, |stream, peer, bytes, common| {
+                tcp.adopt(stream, peer, &bytes, common);
+            });
+            done = done.saturating_add(polled);
+            rdma.look(&mut self.common);
+        }
         self.end_displaced();
         self.tcp.look(&mut self.common);
         self.start_calls();
         self.tcp.flush(&mut self.common);
+        if let Some(rdma) = &mut self.rdma {
+            rdma.flush(&mut self.common);
+        }
         if self.stops() {
             return Flow::Stop;
         }
@@ -136,13 +176,22 @@ impl Turn for Reactor {
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
         fds.push(self.tcp.fd());
-        let taken = self.take_messages();
-        Armed::from_ready(taken > 0)
+        let mut is_ready = false;
+        if let Some(rdma) = &mut self.rdma {
+            is_ready = rdma.arm(fds);
+        }
+        is_ready |= self.take_messages() > 0;
+        Armed::from_ready(is_ready)
     }
 
     fn disarm(&mut self, readable: &[bool]) {
-        self.mailbox
-            .disarm(readable.first().copied().unwrap_or(true));
+        let mailbox = readable.first().copied().unwrap_or(true);
+        self.mailbox.disarm(mailbox);
+        if let Some(rdma) = &mut self.rdma {
+            // Behind the mailbox and the sockets.
+            let readable = readable.get(2..).unwrap_or_default();
+            rdma.disarm(readable, Clock.now_us());
+        }
     }
 
     fn next_deadline_us(&self) -> Option<u64> {
@@ -150,9 +199,12 @@ impl Turn for Reactor {
             Phase::Running => None,
             Phase::Draining(us) | Phase::Closing(us) | Phase::Telling(us) => Some(us),
         };
-        stops_at_us
-            .into_iter()
-            .chain(self.tcp.next_deadline_us())
-            .min()
+        let rdma = self.rdma.as_ref().and_then(Rdma::next_deadline_us);
+        let all = [stops_at_us, rdma, self.tcp.next_deadline_us()];
+        all.into_iter().flatten().min()
+    }
+
+    fn waits_for_kernel(&self) -> bool {
+        self.rdma.as_ref().is_some_and(Rdma::waits_for_kernel)
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use capstan_rdma::choose;
 use capstan_reactor::{RunError, Sender, SpinBudget, mailbox};
 
 use crate::calls::Calls;
@@ -11,8 +12,9 @@ use crate::common::Common;
 use crate::limits::{DATA_MIN_BYTES, LISTENERS_MAX, RDMA_CONNECTIONS_MAX, WORKERS_MAX};
 use crate::peers::Peers;
 use crate::program::Program;
+use crate::rdma::Rdma;
 use crate::reactor::{Phase, Reactor};
-use crate::settings::{Settings, Transport};
+use crate::settings::{Listen, Settings, Transport};
 use crate::tcp::Tcp;
 use crate::workers::{Message, Workers};
 
@@ -87,19 +89,12 @@ impl Server {
         let (sender, mailbox) =
             mailbox(2 * WORKERS_MAX).map_err(|error| resources("a descriptor")(error.into()))?;
         let mut tcp = Tcp::new().map_err(resources("a descriptor"))?;
+        let mut rdma = needs_rdma(settings)
+            .then(|| new_rdma(settings))
+            .transpose()?;
         let mut addresses = Vec::with_capacity(settings.listeners.len());
         for listen in &settings.listeners {
-            if listen.transport != Transport::Tcp {
-                return Err(BindError::Listen {
-                    addr: listen.addr,
-                    why: "there are only listeners for TCP".to_owned(),
-                });
-            }
-            let bound = tcp.listen(listen.addr).map_err(|error| BindError::Listen {
-                addr: listen.addr,
-                why: error.to_string(),
-            })?;
-            addresses.push(bound);
+            addresses.push(bind(*listen, &mut tcp, rdma.as_mut())?);
         }
         let workers = Workers::start(settings.workers, &settings.worker_name, &program, &sender)
             .map_err(resources("a thread"))?;
@@ -120,6 +115,7 @@ impl Server {
                 common,
                 mailbox,
                 tcp,
+                rdma,
                 drain_us: settings.drain_ms.saturating_mul(1000),
                 phase: Phase::Running,
             },
@@ -151,6 +147,53 @@ impl Server {
         self.reactor.common.calls.end();
         ran
     }
+}
+
+fn needs_rdma(settings: &Settings) -> bool {
+    let mut listeners = settings.listeners.iter();
+    listeners.any(|listen| listen.transport != Transport::Tcp)
+}
+
+fn new_rdma(settings: &Settings) -> Result<Rdma, BindError> {
+    let Settings {
+        data_bytes,
+        pages,
+        rdma_connections_max,
+        ..
+    } = *settings;
+    let made = Rdma::new(data_bytes, pages, rdma_connections_max);
+    made.map_err(|error| BindError::Resources {
+        what: "memory for RDMA",
+        why: error.to_string(),
+    })
+}
+
+/// Makes a listener, and returns the address that was bound.
+fn bind(listen: Listen, tcp: &mut Tcp, rdma: Option<&mut Rdma>) -> Result<SocketAddr, BindError> {
+    let Listen {
+        addr,
+        transport,
+        provider,
+    } = listen;
+    let failed = |addr, why: String| BindError::Listen { addr, why };
+    let rdma = rdma.filter(|_| transport != Transport::Tcp);
+    let Some(rdma) = rdma else {
+        return (tcp.listen(addr)).map_err(|error| failed(addr, error.to_string()));
+    };
+    let (kind, why) =
+        choose(provider, addr.ip()).map_err(|error| failed(addr, error.to_string()))?;
+    let manager = rdma.manager(kind);
+    let manager = manager.map_err(|error| failed(addr, error.to_string()))?;
+    let streams = transport == Transport::Both;
+    let bound = rdma.listen(manager, addr, streams);
+    let (bound, takes_streams) = bound.map_err(|error| failed(addr, error.to_string()))?;
+    let provider = kind.name();
+    tracing::info!(addr = %bound, provider, "listens for RDMA: {why}");
+    if streams && !takes_streams {
+        // A device's ports are not those of TCP.
+        (tcp.listen(bound)).map_err(|error| failed(bound, error.to_string()))?;
+    }
+    Ok(bound)
 }
 
 fn check(settings: &Settings) -> Result<(), BindError> {

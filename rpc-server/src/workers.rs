@@ -47,6 +47,8 @@ pub(crate) struct Task {
     pub(crate) connection: ConnectionNumber,
     pub(crate) wire: Wire,
     pub(crate) peer: SocketAddr,
+    /// What its connection calls it.
+    pub(crate) slot: u16,
     /// What has the message.
     pub(crate) bytes: Vec<u8>,
     /// Where in it.
@@ -92,6 +94,7 @@ impl Task {
             connection,
             wire,
             peer,
+            slot: 0,
             bytes: Vec::new(),
             message: 0..0,
             items: Items::default(),

@@ -2,4 +2,6 @@
 
 mod harness;
 mod program;
+mod rdma;
+mod rdma_client;
 mod tcp;
