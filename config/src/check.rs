@@ -1,5 +1,6 @@
 //! From the file as written to the configuration: defaults, bounds, contradictions.
 
+mod nfs;
 mod subsystem;
 
 pub(crate) use subsystem::subsystem_nqn;
@@ -59,9 +60,16 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
             ProblemKind::Budget(arithmetic),
         );
     }
-    let listeners = checker.listeners(&raw.listener);
-    checker.shared_receives(&raw.target, &listeners, raw.listener.len());
-    let subsystems = checker.subsystems(&raw.subsystem, &raw.target);
+    let only_nfs = !raw.export.is_empty() && raw.listener.is_empty() && raw.subsystem.is_empty();
+    let (listeners, subsystems) = match only_nfs {
+        true => (Vec::new(), Vec::new()),
+        false => {
+            let listeners = checker.listeners(&raw.listener);
+            checker.shared_receives(&raw.target, &listeners, raw.listener.len());
+            (listeners, checker.subsystems(&raw.subsystem, &raw.target))
+        }
+    };
+    let nfs = checker.nfs(&raw, &listeners);
     let mut problems = checker.problems;
     problems.retain(|problem| !not_read.iter().any(|cause| follows(problem, cause)));
     // A key before its value.
@@ -74,6 +82,7 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
         queues,
         listeners,
         subsystems,
+        nfs,
     })
 }
 
@@ -108,6 +117,8 @@ struct Used {
     uuids: HashMap<Uuid, At>,
     nguids: HashMap<[u8; 16], At>,
     paths: HashMap<PathBuf, At>,
+    client_paths: HashMap<String, At>,
+    export_ids: HashMap<u32, At>,
 }
 
 struct Checker<'t> {
@@ -288,23 +299,39 @@ impl Checker<'_> {
     }
 
     fn spin(&mut self, field: Option<&Spanned<String>>) -> Duration {
-        let Some(field) = field else {
-            return limits::DEFAULT_SPIN;
-        };
+        self.time(
+            "target.spin",
+            field,
+            (limits::DEFAULT_SPIN, "50us"),
+            limits::SPIN,
+        )
+    }
+
+    /// The time, or `default` when it is not written or out of `range`.
+    fn time(
+        &mut self,
+        name: &str,
+        field: Option<&Spanned<String>>,
+        (default, example): (Duration, &str),
+        range: RangeInclusive<Duration>,
+    ) -> Duration {
+        let Some(field) = field else { return default };
         match humantime::parse_duration(field.get_ref()) {
-            Ok(spin) if limits::SPIN.contains(&spin) => spin,
+            Ok(time) if range.contains(&time) => time,
             _ => {
+                let shown = humantime::format_duration;
                 let allowed = format!(
-                    "0s to {} with a unit, such as \"50us\"",
-                    humantime::format_duration(*limits::SPIN.end())
+                    "{} to {} with a unit, such as \"{example}\"",
+                    shown(*range.start()),
+                    shown(*range.end()),
                 );
                 self.not_allowed(
-                    "target.spin",
+                    name,
                     field.span(),
                     format!("{:?}", field.get_ref()),
                     allowed,
                 );
-                limits::DEFAULT_SPIN
+                default
             }
         }
     }

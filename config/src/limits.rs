@@ -21,6 +21,30 @@ pub const NAMESPACES_MAX: u32 = 1024;
 /// Most entries of one `allowed_hosts`.
 pub const ALLOWED_HOSTS_MAX: usize = 4096;
 
+/// The port of NFS (IANA, `nfs`).
+pub const DEFAULT_NFS_PORT: u16 = 2049;
+/// The port of NFS over RDMA (IANA, `nfsrdma`; RFC 8267, section 7).
+pub const DEFAULT_NFS_RDMA_PORT: u16 = 20049;
+/// Most addresses of `[nfs]`, as many as listeners.
+pub const NFS_ADDRESSES_MAX: usize = LISTENERS_MAX;
+/// Most `[[export]]` tables: each is a directory that is kept open.
+pub const EXPORTS_MAX: usize = capstan_exports::limits::EXPORTS;
+/// Most entries of `clients` of one export: all are compared with the address of a call.
+pub const CLIENTS_MAX: usize = 256;
+/// Threads that carry out what clients ask for. Each waits for one file at a time.
+pub(crate) const NFS_THREADS: RangeInclusive<u64> = 1..=256;
+/// Of the default, two for each core.
+pub(crate) const DEFAULT_NFS_THREADS: RangeInclusive<usize> = 4..=32;
+/// A client that is idle renews its lease before two thirds of it are over, and each renewal may
+/// take seconds; a client that is gone keeps what it has locked for as long.
+pub(crate) const LEASE_TIME: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(3600);
+/// What Linux has.
+pub(crate) const DEFAULT_LEASE_TIME: Duration = Duration::from_secs(90);
+/// The kernel takes 2^32 - 1 for no ID.
+pub(crate) const ANONYMOUS_ID: RangeInclusive<u64> = 0..=u32::MAX as u64 - 1;
+pub(crate) const EXPORT_ID: RangeInclusive<u64> = 0..=u32::MAX as u64;
+
 pub(crate) const REACTORS: RangeInclusive<u64> = 1..=256;
 pub(crate) const CORE: RangeInclusive<u64> = 0..=4095;
 pub(crate) const MEMORY_BUDGET_BYTES: RangeInclusive<u64> = 4 * MIB..=1024 * GIB;

@@ -13,6 +13,7 @@ use crate::{
     Reactors, Warning, shown,
 };
 
+mod exports;
 mod in_use;
 pub(crate) mod next_step;
 mod not_permitted;
@@ -63,6 +64,7 @@ impl Config {
     fn findings(&self, opened: &Self, claims: Claims) -> Findings {
         let mut findings = Findings::default();
         self.check_namespaces(&mut findings);
+        exports::check(self, &mut findings);
         opened.check_opened(claims, &mut findings);
         findings
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use capstan_exports::ExportSettings;
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -17,10 +18,45 @@ pub struct Config {
     pub target: Target,
     /// What every queue is bounded by.
     pub queues: QueueBounds,
-    /// Where the target listens; at least one.
+    /// Where the target listens for hosts; at least one, unless it only serves NFS.
     pub listeners: Vec<Listener>,
-    /// What it exports; at least one.
+    /// What it exports to hosts; at least one, unless it only serves NFS.
     pub subsystems: Vec<Subsystem>,
+    /// The directories that it serves to NFS clients, and how; `None` without one.
+    pub nfs: Option<Nfs>,
+}
+
+/// `[nfs]` and every `[[export]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nfs {
+    /// Where NFS over TCP is listened for; none, unless `transports` has `"tcp"`.
+    pub tcp: Vec<SocketAddr>,
+    /// Where NFS over RDMA is listened for; none, unless `transports` has `"rdma"`. There is one in
+    /// either list at least.
+    pub rdma: Vec<SocketAddr>,
+    /// RDMA provider of all of these.
+    pub provider: ProviderChoice,
+    /// How long clients keep what they have open and locked without a word: 1 s to 1 h.
+    pub lease_time: Duration,
+    /// How long clients may reclaim after a restart, at least a lease, at most 1 h.
+    pub grace_time: Duration,
+    /// Threads that carry out what clients ask for; see [`Nfs::threads`].
+    pub threads_written: Option<usize>,
+    /// The directories, in the order of the file; at least one.
+    pub exports: Vec<ExportSettings>,
+}
+
+impl Nfs {
+    /// Number of threads when the process may run on `cores_available` cores: two for each unless
+    /// it is written down, and then 4 to 32.
+    #[must_use]
+    pub fn threads(&self, cores_available: usize) -> usize {
+        let range = crate::limits::DEFAULT_NFS_THREADS;
+        let by_default = cores_available
+            .saturating_mul(2)
+            .clamp(*range.start(), *range.end());
+        self.threads_written.unwrap_or(by_default)
+    }
 }
 
 /// `[target]`: what concerns the whole daemon.

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use capstan_exports::clients::NetworkError;
+use capstan_exports::pseudo::PseudoError;
 use capstan_nvme_proto::text::Count;
 
 use crate::machine::next_step::{leads_nowhere, nearest_sibling, with_next_step};
@@ -322,6 +324,18 @@ pub enum ProblemKind {
     /// A malformed address.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// A malformed network of clients.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// A path of an export for clients that is none.
+    #[error(transparent)]
+    ClientPath(#[from] PseudoError),
+    /// No client could use an export.
+    #[error(
+        "no client may use it; list networks, such as `clients = [\"192.0.2.0/24\"]` (every address \
+         is \"0.0.0.0/0\" and \"::/0\")"
+    )]
+    NoClients,
     /// A malformed `--export`.
     #[error(transparent)]
     Backing(#[from] BackingError),
@@ -396,6 +410,14 @@ pub enum ProblemKind {
     /// Neither a regular file nor a block device.
     #[error("{path} is a {found}; a namespace needs a regular file or a block device", path = path.display())]
     FileType {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// An export that is no directory.
+    #[error("{path} is a {found}; an export needs a directory", path = path.display())]
+    NoDirectory {
         /// The path.
         path: PathBuf,
         /// What it is.

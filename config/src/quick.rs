@@ -123,6 +123,7 @@ impl Config {
                     direct: DirectIo::WherePossible,
                 }],
             }],
+            nfs: None,
         })
     }
 

@@ -1,6 +1,7 @@
 //! From the text of a file to its values, past what is wrong: all mistakes of a file are told at
 //! once, those of its keys and types among them.
 
+use std::mem;
 use std::ops::Range;
 
 use serde::Deserialize;
@@ -162,6 +163,9 @@ impl Reader<'_> {
         value: &mut Spanned<DeValue<'_>>,
     ) {
         let span = value.span();
+        if kind == TableKind::Client {
+            self.clients(field, value);
+        }
         match (value.get_mut(), is_list) {
             (DeValue::Table(table), false) => self.keys(field, kind, table),
             (DeValue::Array(entries), true) => {
@@ -180,7 +184,7 @@ impl Reader<'_> {
                 let name = kind.name();
                 self.report(field.to_owned(), &span, ProblemKind::OneOfAList { name });
                 self.keys(&format!("{field}[0]"), kind, table);
-                let table = std::mem::take(table);
+                let table = mem::take(table);
                 let one = Spanned::new(span.clone(), DeValue::Table(table));
                 *value = Spanned::new(span, DeValue::Array([one].into_iter().collect()));
             }
@@ -201,6 +205,30 @@ impl Reader<'_> {
         }
     }
 
+    /// A text in the list of clients is the network of one that says nothing else.
+    fn clients(&mut self, field: &str, value: &mut Spanned<DeValue<'_>>) {
+        let span = value.span();
+        if value.get_ref().is_str() {
+            let text = self.text.get(span.clone()).unwrap_or_default();
+            let words = format!("is a list; write clients = [{text}]");
+            self.report(field.to_owned(), &span, ProblemKind::WrongType(words));
+            let one = mem::replace(value.get_mut(), DeValue::Boolean(false));
+            let one = Spanned::new(span, one);
+            *value.get_mut() = DeValue::Array([one].into_iter().collect());
+        }
+        let DeValue::Array(entries) = value.get_mut() else {
+            return;
+        };
+        for entry in entries.iter_mut().filter(|entry| entry.get_ref().is_str()) {
+            let span = entry.span();
+            let network = mem::replace(entry.get_mut(), DeValue::Boolean(false));
+            let mut client = DeTable::default();
+            let key = Spanned::new(span.clone(), "network".into());
+            client.insert(key, Spanned::new(span, network));
+            *entry.get_mut() = DeValue::Table(client);
+        }
+    }
+
     /// The values of `table`, without those of the wrong type.
     fn values(&mut self, mut table: Spanned<DeTable<'_>>) -> Option<RawConfig> {
         for _ in 0..WRONG_TYPES_MAX {
@@ -212,14 +240,19 @@ impl Reader<'_> {
             let taken_out = take_out(table.get_mut(), "", &span);
             let mut words = in_our_words(error.message());
             let key = (taken_out.as_deref()).and_then(|field| field.rsplit('.').next());
-            if let Some(key @ ("transports" | "allowed_hosts")) = key
+            if let Some(key @ ("transports" | "allowed_hosts" | "addresses")) = key
                 && error.message().starts_with("invalid type: string")
                 && let Some(text) = self.text.get(span.clone())
             {
                 words = format!("is a list; write {key} = [{text}]");
             }
-            if taken_out.as_deref() == Some("target.spin") && words.ends_with("a string") {
-                words.push_str(" with a unit, such as \"50us\"");
+            let example = match taken_out.as_deref() {
+                Some("target.spin") => Some("50us"),
+                Some("nfs.lease_time" | "nfs.grace_time") => Some("90s"),
+                _ => None,
+            };
+            if let Some(example) = example.filter(|_| words.ends_with("a string")) {
+                words.push_str(&format!(" with a unit, such as \"{example}\""));
             }
             let kind = ProblemKind::WrongType(words);
             let is_known = taken_out.is_some();
@@ -283,7 +316,7 @@ fn take_out_of(
                 }
             }
             if let Some(without) = without {
-                let all = std::mem::replace(entries, [].into_iter().collect())
+                let all = mem::replace(entries, [].into_iter().collect())
                     .into_iter()
                     .enumerate();
                 let others = all.filter(|(index, _)| *index != without);

@@ -24,6 +24,9 @@ pub(crate) struct RawConfig {
     pub(crate) listener: Vec<Spanned<RawListener>>,
     #[serde(default)]
     pub(crate) subsystem: Vec<Spanned<RawSubsystem>>,
+    pub(crate) nfs: Option<Spanned<RawNfs>>,
+    #[serde(default)]
+    pub(crate) export: Vec<Spanned<RawExport>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -84,6 +87,71 @@ pub(crate) struct RawNamespace {
     pub(crate) direct: Field<bool>,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawNfs {
+    pub(crate) addresses: Field<Vec<Spanned<String>>>,
+    pub(crate) port: Field<u64>,
+    pub(crate) rdma_port: Field<u64>,
+    pub(crate) transports: Field<Vec<Spanned<String>>>,
+    pub(crate) provider: Field<ProviderChoice>,
+    pub(crate) lease_time: Field<String>,
+    pub(crate) grace_time: Field<String>,
+    pub(crate) threads: Field<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawExport {
+    pub(crate) path: Field<String>,
+    pub(crate) pseudo: Field<String>,
+    pub(crate) access: Option<RawAccess>,
+    pub(crate) squash: Option<RawSquash>,
+    pub(crate) anonuid: Field<u64>,
+    pub(crate) anongid: Field<u64>,
+    pub(crate) secure_ports: Option<bool>,
+    pub(crate) names: Option<RawNames>,
+    pub(crate) crossmnt: Option<bool>,
+    pub(crate) id: Field<u64>,
+    pub(crate) file_system: Field<String>,
+    #[serde(default)]
+    pub(crate) clients: Vec<Spanned<RawClient>>,
+}
+
+/// A text in the list is read as the network alone.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawClient {
+    pub(crate) network: Field<String>,
+    pub(crate) access: Option<RawAccess>,
+    pub(crate) squash: Option<RawSquash>,
+    pub(crate) anonuid: Field<u64>,
+    pub(crate) anongid: Field<u64>,
+    pub(crate) secure_ports: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RawAccess {
+    ReadOnly,
+    ReadWrite,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RawSquash {
+    Root,
+    All,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RawNames {
+    Utf8,
+    Raw,
+}
+
 /// The kinds of tables that a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TableKind {
@@ -94,6 +162,10 @@ pub(crate) enum TableKind {
     Listener,
     Subsystem,
     Namespace,
+    Nfs,
+    Export,
+    /// Of an export, or a text: its network.
+    Client,
 }
 
 impl TableKind {
@@ -106,6 +178,9 @@ impl TableKind {
             Self::Listener => "[[listener]]",
             Self::Subsystem => "[[subsystem]]",
             Self::Namespace => "[[subsystem.namespace]]",
+            Self::Nfs => "[nfs]",
+            Self::Export => "[[export]]",
+            Self::Client => "[[export.clients]]",
         }
     }
 
@@ -118,6 +193,9 @@ impl TableKind {
             Self::Listener => keys_of::<RawListener>(),
             Self::Subsystem => keys_of::<RawSubsystem>(),
             Self::Namespace => keys_of::<RawNamespace>(),
+            Self::Nfs => keys_of::<RawNfs>(),
+            Self::Export => keys_of::<RawExport>(),
+            Self::Client => keys_of::<RawClient>(),
         }
     }
 
@@ -129,9 +207,17 @@ impl TableKind {
                 ("queues", Self::Queues, false),
                 ("listener", Self::Listener, true),
                 ("subsystem", Self::Subsystem, true),
+                ("nfs", Self::Nfs, false),
+                ("export", Self::Export, true),
             ],
             Self::Subsystem => &[("namespace", Self::Namespace, true)],
-            Self::Target | Self::Queues | Self::Listener | Self::Namespace => &[],
+            Self::Export => &[("clients", Self::Client, true)],
+            Self::Target
+            | Self::Queues
+            | Self::Listener
+            | Self::Namespace
+            | Self::Nfs
+            | Self::Client => &[],
         }
     }
 }
@@ -224,14 +310,17 @@ mod tests {
     use std::path::Path;
 
     use super::TableKind;
-    use crate::{Config, DEFAULT_PORT, Size, limits};
+    use crate::{Config, DEFAULT_NFS_PORT, DEFAULT_NFS_RDMA_PORT, DEFAULT_PORT, Size, limits};
 
-    const KINDS: [TableKind; 5] = [
+    const KINDS: [TableKind; 8] = [
         TableKind::Target,
         TableKind::Queues,
         TableKind::Listener,
         TableKind::Subsystem,
         TableKind::Namespace,
+        TableKind::Nfs,
+        TableKind::Export,
+        TableKind::Client,
     ];
 
     /// The cells of each key of the tables in `docs/configuration.md`, by kind of table and key.
@@ -362,6 +451,62 @@ mod tests {
                 "depth_max",
                 limits::DEFAULT_DEPTH_MAX.to_string(),
                 numbers(&limits::DEPTH_MAX),
+            ),
+            (
+                "[nfs]",
+                "port",
+                DEFAULT_NFS_PORT.to_string(),
+                format!("0 to {}", u16::MAX),
+            ),
+            (
+                "[nfs]",
+                "rdma_port",
+                DEFAULT_NFS_RDMA_PORT.to_string(),
+                format!("0 to {}", u16::MAX),
+            ),
+            (
+                "[nfs]",
+                "addresses",
+                String::new(),
+                format!("at most {}", limits::NFS_ADDRESSES_MAX),
+            ),
+            (
+                "[nfs]",
+                "lease_time",
+                format!("{}s", limits::DEFAULT_LEASE_TIME.as_secs()),
+                format!(
+                    "{} to {}",
+                    spin(*limits::LEASE_TIME.start()),
+                    spin(*limits::LEASE_TIME.end())
+                ),
+            ),
+            (
+                "[nfs]",
+                "threads",
+                format!(
+                    "two for each core, {} to {}",
+                    limits::DEFAULT_NFS_THREADS.start(),
+                    limits::DEFAULT_NFS_THREADS.end()
+                ),
+                numbers(&limits::NFS_THREADS),
+            ),
+            (
+                "[[export]]",
+                "anonuid",
+                String::new(),
+                numbers(&limits::ANONYMOUS_ID),
+            ),
+            (
+                "[[export]]",
+                "anongid",
+                String::new(),
+                numbers(&limits::ANONYMOUS_ID),
+            ),
+            (
+                "[[export]]",
+                "id",
+                String::new(),
+                numbers(&limits::EXPORT_ID),
             ),
             (
                 "[[listener]]",

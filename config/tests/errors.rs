@@ -60,7 +60,8 @@ fn an_unknown_key_names_the_nearest() {
     assert!(error_with("[qeues]\n").contains("did you mean `queues`?"));
     assert_eq!(
         error_with("[storage]\n"),
-        "line 1: storage: there is no such key; expected one of target, queues, listener, subsystem"
+        "line 1: storage: there is no such key; expected one of target, queues, listener, subsystem, \
+         nfs, export"
     );
     // A key is text of the file, and as long as it likes.
     let odd = format!("\"{}\\u001b[2J\" = 1", "k".repeat(100));

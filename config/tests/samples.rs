@@ -8,6 +8,8 @@ use capstan_config::{
     Access, Backing, Config, DirectIo, LbaSize, Nqn, ProviderChoice, Reactors, Transports,
     namespace_uuid,
 };
+use capstan_exports::ExportSettings;
+use capstan_exports::clients::{self, Squash};
 
 fn nqn(name: &str) -> Nqn {
     Nqn::new(name).unwrap()
@@ -35,6 +37,7 @@ fn every_sample_is_valid_and_each_is_named_in_a_test() {
         names,
         [
             "block-device.toml",
+            "exports.toml",
             "image-file.toml",
             "nvme-tcp.toml",
             "ram-benchmark.toml",
@@ -60,6 +63,29 @@ fn block_device() {
     );
     assert_eq!(subsystem.namespaces[0].lba, None);
     assert_eq!(subsystem.namespaces[0].direct, DirectIo::WherePossible);
+}
+
+#[test]
+fn exports() {
+    let nfs = sample("exports.toml").nfs.unwrap();
+    assert_eq!(nfs.tcp, ["192.0.2.10:2049".parse().unwrap()]);
+    assert_eq!(nfs.rdma, ["192.0.2.10:20049".parse().unwrap()]);
+    let [projects, media] = nfs.exports.as_slice() else {
+        panic!("two exports")
+    };
+    let rule = |export: &ExportSettings, client: &str| {
+        let peer = format!("{client}:1000").parse().unwrap();
+        let rule = export.clients.for_client(peer);
+        rule.map(|rule| (rule.access, rule.squash)).ok()
+    };
+    assert_eq!(projects.client_path, "/srv/projects");
+    let written = Some((clients::Access::ReadWrite, Squash::Root));
+    assert_eq!(rule(projects, "192.0.2.7"), written);
+    assert_eq!(rule(projects, "198.51.100.1"), None);
+    assert_eq!(media.client_path, "/media");
+    let read = Some((clients::Access::ReadOnly, Squash::All));
+    assert_eq!(rule(media, "192.0.2.7"), read);
+    assert_eq!(rule(media, "192.0.2.20"), written);
 }
 
 #[test]

@@ -20,7 +20,14 @@ pub fn config_toml(data: &[u8]) {
             return;
         }
     };
-    assert!(!config.listeners.is_empty() && !config.subsystems.is_empty());
+    let serves_hosts = !config.listeners.is_empty() && !config.subsystems.is_empty();
+    let serves_clients = config.nfs.as_ref().is_some_and(|nfs| {
+        let listens = !nfs.tcp.is_empty() || !nfs.rdma.is_empty();
+        let is_used = nfs.exports.iter().all(|of| !of.clients.rules().is_empty());
+        assert!(listens && is_used && nfs.grace_time >= nfs.lease_time);
+        !nfs.exports.is_empty()
+    });
+    assert!(serves_hosts || serves_clients);
     let reactors = match &config.target.reactors {
         Reactors::Cores(cores) => cores.len(),
         other => other.count(1),

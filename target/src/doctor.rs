@@ -73,6 +73,7 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
         checks.push(Check::ok("memory budget", plan.to_string()));
     }
     checks.extend(room::checks(machine, config));
+    checks.extend(room::of_nfs(machine, config));
     checks.extend(listeners.iter().map(Listen::check));
     checks
 }
@@ -122,7 +123,10 @@ fn configuration(config: &Config) -> Vec<Check> {
     if warnings.is_empty() && problems.is_none() {
         let namespaces: usize = config.subsystems.iter().map(|s| s.namespaces.len()).sum();
         let subsystems = config.subsystems.len();
-        let seen = format!("{subsystems} subsystem(s), {namespaces} namespace(s)");
+        let mut seen = format!("{subsystems} subsystem(s), {namespaces} namespace(s)");
+        if let Some(nfs) = &config.nfs {
+            seen.push_str(&format!(", {} export(s)", nfs.exports.len()));
+        }
         return vec![Check::ok(CONFIGURATION, seen)];
     }
     let problems = problems.as_ref().map_or(&[][..], Problems::as_slice);

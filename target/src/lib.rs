@@ -1,4 +1,5 @@
-//! `capstan-target`: exports block devices, files and RAM as NVMe namespaces over RDMA and TCP.
+//! `capstan-target`: exports block devices, files and RAM as NVMe namespaces over RDMA and TCP, and
+//! directories to NFS clients (`nfs`).
 //!
 //! The I/O path is in `io_path/`, in the order the data walks. Around it: [`serve`] starts and
 //! stops the reactors, `reload` carries out a changed configuration, `plan` turns the configuration
@@ -19,6 +20,7 @@ mod listen_error;
 pub mod log;
 pub mod lost;
 mod media;
+mod nfs;
 mod overlaps;
 mod plan;
 mod providers;

@@ -18,6 +18,7 @@ use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
 use crate::lba_size::{LbaSizes, Unknown};
 use crate::limits::OPEN_TIMEOUT;
+use crate::nfs::Files;
 use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
 use crate::room;
@@ -40,6 +41,8 @@ pub(crate) struct Served {
     next_backend: u32,
     lba_sizes: LbaSizes,
     identities: Identities,
+    /// What NFS clients get, where there is an export.
+    nfs: Option<Files>,
     /// Configured, and not served since the start, as their LBA sizes cannot be known.
     unknown: Vec<Unknown>,
 }
@@ -54,6 +57,15 @@ struct Difference {
     namespaces_removed: Vec<(Nqn, u32)>,
     /// Also those of added subsystems.
     namespaces_added: Vec<(Nqn, Namespace)>,
+    exports: ExportsChanged,
+}
+
+/// Exports of two configurations that differ, by their paths for clients.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ExportsChanged {
+    added: usize,
+    removed: usize,
+    changed: usize,
 }
 
 /// What a reload is carried out by.
@@ -85,6 +97,7 @@ impl Served {
         unknown: Vec<Unknown>,
         lba_sizes: LbaSizes,
         identities: Identities,
+        nfs: Option<Files>,
     ) -> Self {
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let nqn = &subsystem.nqn;
@@ -103,6 +116,7 @@ impl Served {
             opened: Opened::of(config),
             lba_sizes,
             identities,
+            nfs,
             unknown,
         }
     }
@@ -171,6 +185,15 @@ impl Served {
             tracing::warn!("{warning}");
         }
         room::check_added(&wanted, is_added, reactors)?;
+        // Directories that are the same may have another file system mounted by now.
+        let directories = match (&self.nfs, &wanted.nfs) {
+            (Some(files), Some(nfs)) if step == Step::Whole => Some(files.prepare(nfs)?),
+            _ => None,
+        };
+        let added = difference.namespaces_added.iter();
+        let claim = |files: &Files| files.claim(added.map(|(nqn, namespace)| (nqn, namespace)));
+        let claims = self.nfs.as_ref().map(claim).transpose();
+        let claims = claims.context("nothing was changed")?;
         let prepared = self.prepare(&difference, reactors)?;
         let exports: Vec<_> = prepared.iter().map(|p| Arc::clone(&p.export)).collect();
         let opened = open(&exports, control, reactors).and_then(|()| match self.identities.keep()? {
@@ -208,6 +231,12 @@ impl Served {
         control.tell_of_lost();
         // The queues have their new tables in the mailbox before this.
         close(removed.into_iter(), control);
+        if let Some(files) = &mut self.nfs {
+            files.keep(claims.unwrap_or_default(), &difference.namespaces_removed);
+            if let Some(directories) = directories {
+                files.replace(directories);
+            }
+        }
         for line in difference
             .of_namespaces()
             .chain(numbers_kept(written, &wanted))
@@ -403,6 +432,7 @@ fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
             changed.contains(&n.nsid) || find(subsystem, n.nsid).is_none()
         });
     }
+    difference.exports = exports_changed(served, wanted);
     for (&nqn, &subsystem) in &after {
         if !before.contains_key(nqn) {
             difference.subsystems_added.push(subsystem.clone());
@@ -411,6 +441,27 @@ fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
     }
     refused.none()?;
     Ok(difference)
+}
+
+fn exports_changed(served: &Config, wanted: &Config) -> ExportsChanged {
+    let of = |config: &Config| {
+        let exports = config.nfs.iter().flat_map(|nfs| nfs.exports.clone());
+        let exports = exports.map(|export| (export.client_path.clone(), export));
+        exports.collect::<BTreeMap<_, _>>()
+    };
+    let (before, after) = (of(served), of(wanted));
+    let is_changed = |(path, export)| before.get(path).is_some_and(|was| was != export);
+    ExportsChanged {
+        added: after
+            .keys()
+            .filter(|path| !before.contains_key(*path))
+            .count(),
+        removed: before
+            .keys()
+            .filter(|path| !after.contains_key(*path))
+            .count(),
+        changed: after.iter().filter(|&of| is_changed(of)).count(),
+    }
 }
 
 fn by_nqn(config: &Config) -> BTreeMap<&Nqn, &Subsystem> {
@@ -509,6 +560,9 @@ impl fmt::Display for Difference {
         part(self.hosts_changed.len(), "subsystems with other hosts");
         part(self.namespaces_added.len(), "namespaces added");
         part(self.namespaces_removed.len(), "namespaces removed");
+        part(self.exports.added, "exports added");
+        part(self.exports.removed, "exports removed");
+        part(self.exports.changed, "exports changed");
         if parts.is_empty() {
             return f.write_str("nothing has changed");
         }

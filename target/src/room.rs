@@ -8,6 +8,7 @@ use capstan_config::{Backing, Config, MemoryPlan, Namespace, Nqn, Problems, Targ
 use capstan_doctor::room::{self, MemoryNeed, file_size, memory, open_files, processors, threads};
 use capstan_doctor::{Check, Machine, Role, Verdict};
 
+use crate::nfs;
 use crate::overlaps;
 use crate::providers;
 use crate::rings;
@@ -62,7 +63,9 @@ pub fn compare(config: &Config, in_words: impl FnOnce(Problems) -> Problems) -> 
     errors.extend(overlaps::found(config));
     errors.extend(providers::refused(config));
     // A budget that is too small is one of the problems.
-    for check in checks(&Machine::here(), config) {
+    let machine = Machine::here();
+    let of_nfs = of_nfs(&machine, config);
+    for check in checks(&machine, config).into_iter().chain(of_nfs) {
         match check.verdict {
             Verdict::Ok => {}
             Verdict::Warning => warnings.push(check.line()),
@@ -151,6 +154,14 @@ pub(crate) fn checks(machine: &Machine, config: &Config) -> Vec<Check> {
     checks
 }
 
+/// What the exports of the configuration need, if it has any.
+pub(crate) fn of_nfs(machine: &Machine, config: &Config) -> Vec<Check> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let plan = config.memory_plan(config.target.reactors.count(cores));
+    let others = plan.map_or(0, |plan| descriptors(config, &plan).all);
+    nfs::checks(machine, config, others)
+}
+
 /// The largest file that hosts may write, with its size in bytes. Devices have no such limit.
 fn largest_file(
     config: &Config,
@@ -217,16 +228,32 @@ fn ram_bytes(config: &Config, counts: impl Fn(&Nqn, &Namespace) -> bool) -> u64 
         .fold(0, u64::saturating_add)
 }
 
+/// How many descriptors a target needs.
+struct Descriptors {
+    /// Before a host is there.
+    least: u64,
+    /// With as many hosts as there is memory for.
+    all: u64,
+}
+
 /// Over iWARP each queue is a socket. A file or device is open once, and once more for the syncs of
 /// each reactor.
-fn files(machine: &Machine, config: &Config, plan: &MemoryPlan) -> Check {
+fn descriptors(config: &Config, plan: &MemoryPlan) -> Descriptors {
     let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
     let paths = namespaces.filter(|n| matches!(n.backing, Backing::Path(_)));
     let path_fds = paths.count() as u64 * (1 + plan.reactors);
     let least = PROCESS_FDS + REACTOR_FDS * plan.reactors + path_fds;
     let hosts = HOST_QUEUES * plan.hosts(1) + plan.strangers_per_reactor * plan.reactors;
+    Descriptors {
+        least,
+        all: least + hosts,
+    }
+}
+
+fn files(machine: &Machine, config: &Config, plan: &MemoryPlan) -> Check {
+    let Descriptors { least, all } = descriptors(config, plan);
     let what = "the files and devices of all namespaces, and the reactors";
-    open_files(machine, least, least + hosts, what)
+    open_files(machine, least, all, what)
 }
 
 #[cfg(test)]

@@ -36,6 +36,7 @@ use crate::limits::{
 use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
+use crate::nfs;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::providers::{Chosen, choose_all};
 use crate::reload::{Served, clear_lost, numbers_kept};
@@ -87,7 +88,10 @@ pub fn serve(
     let runtime = rings::control(reactors(config))?;
     let running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
-    let status = format!("listening at {}", listening.join(", "));
+    let status = match listening.is_empty() {
+        true => "listening for no host".to_owned(),
+        false => format!("listening at {}", listening.join(", ")),
+    };
     tracing::info!("{status}");
     let mut reloads = running.reloads(file, status.clone())?;
     let status = {
@@ -185,7 +189,12 @@ impl Running {
             control.backend_opened(export);
         }
         control.tell_of_lost();
-        let served = Served::new(config, unknown, lba_sizes, identities);
+        // Before a client can open what hosts write.
+        let files = nfs::Files::open(config)?;
+        if files.is_some() {
+            tracing::error!("{}", nfs::NOT_SERVED);
+        }
+        let served = Served::new(config, unknown, lba_sizes, identities, files);
         let mut running = Self {
             control,
             reactors: Vec::new(),

@@ -1,11 +1,13 @@
 //! Changes that a reload does not make, by key, with what is served and what is wanted.
 
 use std::fmt::Display;
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::bail;
 use capstan_config::{
-    Config, DirectIo, LbaSize, Listener, Namespace, QueueBounds, Reactors, Size, Subsystem, Target,
-    first_of,
+    Config, DirectIo, LbaSize, Listener, Namespace, Nfs, ProviderChoice, QueueBounds, Reactors,
+    Size, Subsystem, Target, first_of,
 };
 
 /// What is said of each.
@@ -88,6 +90,7 @@ impl Refused {
             &wanted.listeners,
             |all| listeners(all),
         );
+        of_nfs(&mut keys, served.nfs.as_ref(), wanted.nfs.as_ref());
         self.needs_restart(keys);
     }
 
@@ -154,6 +157,52 @@ impl Refused {
 
 fn written<T: Display>(value: Option<T>) -> String {
     value.map_or_else(|| "what is left out".to_owned(), |value| value.to_string())
+}
+
+/// All but the exports, as long as there is one.
+fn of_nfs(keys: &mut Keys, served: Option<&Nfs>, wanted: Option<&Nfs>) {
+    let (Some(served), Some(to)) = (served, wanted) else {
+        let exports = |nfs: &Option<&Nfs>| match nfs {
+            None => "none".to_owned(),
+            Some(nfs) => nfs.exports.len().to_string(),
+        };
+        if served.is_some() != wanted.is_some() {
+            keys.compare("[[export]]", &served, &wanted, exports);
+        }
+        return;
+    };
+    // Spelled out, so that none is forgotten.
+    let Nfs {
+        tcp,
+        rdma,
+        provider,
+        lease_time,
+        grace_time,
+        threads_written,
+        exports: _,
+    } = served;
+    keys.compare("[nfs] over TCP", tcp, &to.tcp, |all| addresses(all));
+    keys.compare("[nfs] over RDMA", rdma, &to.rdma, |all| addresses(all));
+    keys.compare(
+        "nfs.provider",
+        provider,
+        &to.provider,
+        ProviderChoice::clone,
+    );
+    let shown = |time: &Duration| format!("{time:?}");
+    keys.compare("nfs.lease_time", lease_time, &to.lease_time, shown);
+    keys.compare("nfs.grace_time", grace_time, &to.grace_time, shown);
+    keys.compare("nfs.threads", threads_written, &to.threads_written, |of| {
+        written(*of)
+    });
+}
+
+fn addresses(all: &[SocketAddr]) -> String {
+    let each: Vec<_> = all.iter().map(ToString::to_string).collect();
+    match each.is_empty() {
+        true => "no address".to_owned(),
+        false => each.join(", "),
+    }
 }
 
 fn reactors(reactors: &Reactors) -> String {

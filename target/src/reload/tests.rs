@@ -144,16 +144,19 @@ fn changes_in_the_reference() -> BTreeMap<(String, String), String> {
     rows
 }
 
-const BODIES: [(&str, &str); 5] = [
+const BODIES: [(&str, &str); 8] = [
     ("[target]", ""),
     ("[queues]", ""),
     ("[[listener]]", "address = \"127.0.0.1\""),
     ("[[subsystem]]", "nqn = \"a\"\nallow_any_host = true"),
     ("[[subsystem.namespace]]", "nsid = 1\npath = \"/srv/a\""),
+    ("[nfs]", "addresses = [\"127.0.0.1\"]"),
+    ("[[export]]", "path = \"/srv/b\""),
+    ("[[export.clients]]", "network = \"192.0.2.1\""),
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 31] = [
+const CHANGES: [(&str, &str, &str, &str); 56] = [
     ("[target]", "reactors", "", "reactors = 1"),
     ("[target]", "memory_budget", "", "memory_budget = \"64MiB\""),
     ("[target]", "spin", "", "spin = \"0s\""),
@@ -255,6 +258,61 @@ const CHANGES: [(&str, &str, &str, &str); 31] = [
         "read_only = true",
     ),
     ("[[subsystem.namespace]]", "direct", "", "direct = false"),
+    (
+        "[nfs]",
+        "addresses",
+        "addresses = [\"127.0.0.1\"]",
+        "addresses = [\"::1\"]",
+    ),
+    ("[nfs]", "port", "", "port = 1"),
+    ("[nfs]", "rdma_port", "", "rdma_port = 1"),
+    ("[nfs]", "transports", "", "transports = [\"tcp\"]"),
+    ("[nfs]", "provider", "", "provider = \"iwarp\""),
+    ("[nfs]", "lease_time", "", "lease_time = \"30s\""),
+    ("[nfs]", "grace_time", "", "grace_time = \"2m\""),
+    ("[nfs]", "threads", "", "threads = 5"),
+    (
+        "[[export]]",
+        "path",
+        "path = \"/srv/b\"\npseudo = \"/b\"",
+        "path = \"/srv/c\"\npseudo = \"/b\"",
+    ),
+    ("[[export]]", "pseudo", "", "pseudo = \"/other\""),
+    ("[[export]]", "access", "", "access = \"read-write\""),
+    ("[[export]]", "squash", "", "squash = \"all\""),
+    ("[[export]]", "anonuid", "", "anonuid = 1"),
+    ("[[export]]", "anongid", "", "anongid = 1"),
+    ("[[export]]", "secure_ports", "", "secure_ports = true"),
+    ("[[export]]", "names", "", "names = \"raw\""),
+    ("[[export]]", "crossmnt", "", "crossmnt = true"),
+    ("[[export]]", "id", "", "id = 1"),
+    (
+        "[[export]]",
+        "file_system",
+        "",
+        "file_system = \"2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55\"",
+    ),
+    (
+        "[[export.clients]]",
+        "network",
+        "network = \"192.0.2.1\"",
+        "network = \"192.0.2.2\"",
+    ),
+    (
+        "[[export.clients]]",
+        "access",
+        "",
+        "access = \"read-write\"",
+    ),
+    ("[[export.clients]]", "squash", "", "squash = \"all\""),
+    ("[[export.clients]]", "anonuid", "", "anonuid = 1"),
+    ("[[export.clients]]", "anongid", "", "anongid = 1"),
+    (
+        "[[export.clients]]",
+        "secure_ports",
+        "",
+        "secure_ports = true",
+    ),
 ];
 
 /// The configuration of `BODIES` with another one for `table`.

@@ -1,0 +1,154 @@
+//! The directories of `[[export]]` that NFS clients get: opened at the start, replaced by a reload,
+//! with the files in them that hosts write as namespaces.
+
+mod checks;
+
+use std::collections::HashMap;
+use std::fs::{self, Metadata};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use capstan_config::{Backing, Config, Namespace, Nfs, Nqn};
+use capstan_exports::clients::ClientRules;
+use capstan_exports::reload::{Change, Changed, Fresh};
+use capstan_exports::{Exports, FileId, Key, NamespaceClaim};
+
+use crate::state;
+
+pub(crate) use checks::checks;
+
+/// What is said until clients are served.
+pub(crate) const NOT_SERVED: &str = "[[export]]: this version opens and checks what is exported, and serves no NFS yet: clients \
+                                     cannot mount it";
+/// What NFS needs the state folder for.
+pub(super) const NEEDS_STATE: &str = "NFS needs a state folder, for the key of file handles and what clients reclaim after a restart";
+
+/// A namespace of a subsystem.
+type Place = (Nqn, u32);
+
+/// The exports that are open, and what hosts write of their files.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) exports: Arc<Exports>,
+    /// Of every namespace that hosts may write and that is on a regular file.
+    claims: HashMap<Place, NamespaceClaim>,
+}
+
+impl Files {
+    /// Opens every export of the configuration; `None` where it has none. Its namespaces are open
+    /// and no client is there yet.
+    ///
+    /// # Errors
+    /// There is no state folder, or one cannot be exported.
+    pub(crate) fn open(config: &Config) -> anyhow::Result<Option<Self>> {
+        let Some(nfs) = &config.nfs else {
+            return Ok(None);
+        };
+        Self::open_with(config, nfs, state::folder().as_deref()).map(Some)
+    }
+
+    fn open_with(config: &Config, nfs: &Nfs, folder: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(folder) = folder else {
+            let (wanted, variable) = (state::wanted(), state::FOLDER_VARIABLE);
+            bail!(
+                "{NEEDS_STATE}, and {} is not there: make it (mode 0700), or name another one in {variable}",
+                wanted.display()
+            );
+        };
+        let key = Key::open_or_make(folder).context("the key of file handles")?;
+        let exports = Arc::new(Exports::open(key, nfs.exports.clone())?);
+        let mut files = Self {
+            exports,
+            claims: HashMap::new(),
+        };
+        let subsystems = config.subsystems.iter();
+        let namespaces = subsystems.flat_map(|of| of.namespaces.iter().map(|n| (&of.nqn, n)));
+        files.claims = files.claim(namespaces)?;
+        for export in &nfs.exports {
+            tracing::info!("export {}", in_words(export));
+        }
+        Ok(files)
+    }
+
+    /// Keeps clients from writing the files of these namespaces, before they are opened. The claims
+    /// belong to [`keep`](Self::keep).
+    ///
+    /// # Errors
+    /// Clients have one open for writing.
+    pub(crate) fn claim<'n>(
+        &self,
+        namespaces: impl Iterator<Item = (&'n Nqn, &'n Namespace)>,
+    ) -> anyhow::Result<HashMap<Place, NamespaceClaim>> {
+        let mut claims = HashMap::new();
+        for (subnqn, namespace) in namespaces.filter(|(_, namespace)| !namespace.read_only) {
+            let Backing::Path(path) = &namespace.backing else {
+                continue;
+            };
+            // Clients open no devices; and what is not there is not opened either.
+            let Some(file) = fs::metadata(path).ok().filter(Metadata::is_file) else {
+                continue;
+            };
+            let nsid = namespace.nsid;
+            let name = format!("namespace {nsid} of {subnqn} ({})", path.display());
+            let claim = self.exports.writers().claim(FileId::of(&file), nsid, &name);
+            claims.insert((subnqn.clone(), nsid), claim?);
+        }
+        Ok(claims)
+    }
+
+    /// The namespaces of `added` are open now, and no host reaches those of `removed`. Commands in
+    /// flight may still end.
+    pub(crate) fn keep(&mut self, added: HashMap<Place, NamespaceClaim>, removed: &[Place]) {
+        self.claims.retain(|place, _| !removed.contains(place));
+        self.claims.extend(added);
+    }
+
+    /// Opens what is to be exported next.
+    ///
+    /// # Errors
+    /// One cannot be exported.
+    pub(crate) fn prepare(&self, wanted: &Nfs) -> anyhow::Result<Fresh> {
+        let prepared = self.exports.prepare(wanted.exports.clone());
+        prepared.context("nothing was changed")
+    }
+
+    /// Exports it, and tells the log what that has changed.
+    pub(crate) fn replace(&self, fresh: Fresh) -> Vec<Change> {
+        let changes = self.exports.replace(fresh);
+        for change in &changes {
+            let clients = match change.changed {
+                Changed::Removed => String::new(),
+                _ => format!("; {}", of_clients(&change.export.settings().clients)),
+            };
+            tracing::info!("{change}{clients}");
+        }
+        changes
+    }
+}
+
+/// An export with its clients, in one line.
+fn in_words(export: &capstan_exports::ExportSettings) -> String {
+    let (path, clients) = (export.path.display(), of_clients(&export.clients));
+    format!("{}: {path}; {clients}", export.client_path)
+}
+
+/// Clients of an export that are named in one line.
+const CLIENTS_TOLD: usize = 8;
+
+fn of_clients(clients: &ClientRules) -> String {
+    let rules = clients.rules();
+    let told = rules.iter().take(CLIENTS_TOLD).map(ToString::to_string);
+    let mut told: Vec<_> = told.collect();
+    if let Some(more) = rules
+        .len()
+        .checked_sub(CLIENTS_TOLD)
+        .filter(|&more| more > 0)
+    {
+        told.push(format!("and {more} more"));
+    }
+    format!("clients {}", told.join("; "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,238 @@
+//! Exports of a target, on a file system of the test's own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use capstan_config::Config;
+use capstan_doctor::{Check, Machine, Verdict};
+use capstan_exports::{FileError, Node, OpenAccess};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+use super::Files;
+use super::checks::checks;
+
+/// A tmpfs in mounts of the thread's own, with the folders `pub`, `other` and `state`.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+const ID: &str = "file_system = \"0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1\"";
+
+impl Place {
+    fn new() -> Self {
+        let none = None::<&str>;
+        let folder = tempfile::tempdir().unwrap();
+        unshare(CloneFlags::CLONE_NEWNS)
+            .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))
+            .and_then(|()| {
+                let options = Some("size=16m,mode=755");
+                mount(none, folder.path(), Some("tmpfs"), MsFlags::empty(), options)
+            })
+            .unwrap_or_else(|reason| {
+                panic!(
+                    "no mounts of its own: {reason}; this test needs root, leave it out with: cargo \
+                     nextest run -E 'not test(/root_/)'"
+                )
+            });
+        for name in ["pub", "other", "state"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        fs::write(folder.path().join("pub/disk.img"), [0; 8192]).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// An export of `name` under its name, with more keys.
+    fn export(&self, name: &str, keys: &str) -> String {
+        let path = self.path(name);
+        format!(
+            "[[export]]\npath = {path:?}\npseudo = \"/{name}\"\n{ID}\nclients = [\"127.0.0.1\"]\n{keys}\n"
+        )
+    }
+
+    /// A configuration with these exports, and the namespace in `pub`.
+    fn config(&self, exports: &str, namespace: &str) -> Config {
+        let path = self.path("pub/disk.img");
+        Config::from_toml(&format!(
+            "[nfs]\nport = 0\nrdma_port = 0\n[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
+             [[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\nnsid = 7\npath = {path:?}\n{namespace}\n{exports}"
+        ))
+        .unwrap()
+    }
+
+    fn open(&self, config: &Config) -> anyhow::Result<Files> {
+        let state = self.path("state");
+        Files::open_with(config, config.nfs.as_ref().unwrap(), Some(&state))
+    }
+}
+
+const WRITTEN: &str = "access = \"read-write\"\nsquash = \"none\"";
+
+/// What a client is told that opens the namespace's file for writing.
+fn write(files: &Files) -> Result<capstan_exports::OpenFile, FileError> {
+    let export = files.exports.by_client_path("/pub").unwrap();
+    let credentials = capstan_exports::Credentials {
+        uid: 0,
+        gid: 0,
+        groups: &[],
+    };
+    let caller = export.caller("127.0.0.1:700".parse().unwrap(), &credentials);
+    let caller = caller.unwrap();
+    let rule = capstan_exports::name::NameRule::Utf8;
+    let name = capstan_exports::Name::new(b"disk.img", rule).unwrap();
+    let root = Node::root(&export).unwrap();
+    let node = root.lookup(&files.exports, &caller, name)?;
+    node.open(&caller, OpenAccess::Write, false)
+}
+
+#[test]
+fn root_files_that_hosts_write_are_claimed_for_as_long_as_they_are_namespaces() {
+    let place = Place::new();
+    let export = place.export("pub", WRITTEN);
+    let config = place.config(&export, "");
+    let mut files = place.open(&config).unwrap();
+    assert_eq!(write(&files).unwrap_err(), FileError::Namespace { nsid: 7 });
+
+    let subsystem = &config.subsystems[0];
+    let namespace = (&subsystem.nqn, &subsystem.namespaces[0]);
+    let gone = (subsystem.nqn.clone(), 7);
+    files.keep(Default::default(), &[gone]);
+    let client = write(&files).unwrap();
+    let refused = files
+        .claim([namespace].into_iter())
+        .unwrap_err()
+        .to_string();
+    let path = place.path("pub/disk.img");
+    let name = format!("namespace 7 of {} ({})", subsystem.nqn, path.display());
+    assert!(refused.contains(&name), "{refused}");
+    drop(client);
+    let claims = files.claim([namespace].into_iter()).unwrap();
+    files.keep(claims, &[]);
+    assert_eq!(write(&files).unwrap_err(), FileError::Namespace { nsid: 7 });
+
+    let reads = place.config(&export, "read_only = true");
+    write(&place.open(&reads).unwrap()).unwrap();
+}
+
+#[test]
+fn root_the_key_is_the_state_folders_and_without_one_nothing_is_exported() {
+    let place = Place::new();
+    let config = place.config(&place.export("pub", WRITTEN), "");
+    let handle = |files: &Files| {
+        let export = files.exports.by_client_path("/pub").unwrap();
+        files.exports.handle(&Node::root(&export).unwrap())
+    };
+    let first = handle(&place.open(&config).unwrap());
+    let again = place.open(&config).unwrap();
+    assert_eq!(handle(&again).bytes(), first.bytes());
+    assert!(again.exports.node(first.bytes()).is_ok());
+    let without = Files::open_with(&config, config.nfs.as_ref().unwrap(), None);
+    let said = without.unwrap_err().to_string();
+    assert!(said.starts_with("NFS needs a state folder"), "{said}");
+}
+
+#[test]
+fn root_a_reload_prepares_all_exports_before_it_replaces_one() {
+    let place = Place::new();
+    let export = place.export("pub", WRITTEN);
+    let files = place.open(&place.config(&export, "")).unwrap();
+    let prepare = |exports: &str| {
+        let wanted = place.config(exports, "");
+        files.prepare(wanted.nfs.as_ref().unwrap())
+    };
+    let missing = prepare(&[place.export("other", ""), place.export("gone", "")].concat());
+    let said = format!("{:#}", missing.unwrap_err());
+    assert!(
+        said.contains("nothing was changed") && said.contains("/gone"),
+        "{said}"
+    );
+    assert!(files.exports.by_client_path("/pub").is_some());
+    let fresh = prepare(&place.export("other", "")).unwrap();
+    assert!(files.exports.by_client_path("/pub").is_some());
+    let told: Vec<_> = files
+        .replace(fresh)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let other = place.path("other");
+    assert_eq!(
+        told,
+        [
+            format!("export /other: added, {}", other.display()),
+            "export /pub: removed; what clients have of it is stale".to_owned()
+        ]
+    );
+}
+
+fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
+    let found = checks.iter().find(|check| check.name.starts_with(name));
+    found.unwrap_or_else(|| panic!("no {name} in {checks:?}"))
+}
+
+#[test]
+fn root_what_would_be_exported_is_opened_and_told_with_its_clients() {
+    let place = Place::new();
+    let of = |exports: &str| checks(&Machine::here(), &place.config(exports, ""), 100);
+    let found = of(&place.export("pub", WRITTEN));
+    let check = find(&found, "export /pub");
+    assert_eq!(check.verdict, Verdict::Ok, "{check:?}");
+    let path = place.path("pub");
+    let words = "clients 127.0.0.1/32 read-write, nobody squashed";
+    assert_eq!(check.seen, format!("{}; {words}", path.display()));
+    for name in [
+        "NFS rights",
+        "NFS over TCP 127.0.0.1:0",
+        "open files of NFS",
+    ] {
+        assert_ne!(find(&found, name).verdict, Verdict::Error, "{found:?}");
+    }
+
+    // A tmpfs has another UUID after each mount: what is not written down is not there.
+    let without = place.export("pub", WRITTEN).replace(ID, "");
+    let found = of(&without);
+    let check = find(&found, "export /pub");
+    if check.verdict == Verdict::Error {
+        assert!(check.seen.contains("no UUID"), "{check:?}");
+    }
+    let same = [place.export("pub", "id = 5"), place.export("other", "")];
+    assert_eq!(
+        find(&of(&same.concat()), "export /other").verdict,
+        Verdict::Ok
+    );
+    let inner = place
+        .export("other", "")
+        .replace("\"/other\"", "\"/pub/other\"");
+    let found = of(&[place.export("pub", ""), inner].concat());
+    let check = find(&found, "exports");
+    assert_eq!(check.verdict, Verdict::Error);
+    assert!(
+        check.seen.contains("/pub/other is below /pub for clients"),
+        "{check:?}"
+    );
+}
+
+#[test]
+fn a_port_that_is_taken_is_a_warning() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let folder = tempfile::tempdir().unwrap();
+    let path: &Path = folder.path();
+    let config = Config::from_toml(&format!(
+        "[nfs]\naddresses = [\"127.0.0.1\"]\nport = {port}\nrdma_port = 0\n[[export]]\npath = {path:?}\n\
+         clients = [\"127.0.0.1\"]\n"
+    ))
+    .unwrap();
+    let found = checks(&Machine::here(), &config, 100);
+    let check = find(&found, "NFS over TCP");
+    assert_eq!(check.verdict, Verdict::Warning, "{check:?}");
+    assert!(
+        check.seen.contains(&format!("port {port} is in use")),
+        "{check:?}"
+    );
+    assert_eq!(find(&found, "NFS over RDMA").verdict, Verdict::Ok);
+}
