@@ -1,0 +1,66 @@
+//! A file system that has no room left.
+
+use std::io::Write;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+use super::{Case, case_that_needs};
+use crate::expect::{Expect, Failure, Outcome, equal};
+use crate::feature::Feature;
+use crate::place::Place;
+use crate::random::Random;
+use crate::sys;
+
+const NEEDS: &[Feature] = &[Feature::SmallVolume];
+
+pub(super) const CASES: &[Case] = &[
+    case_that_needs("full/writes-are-refused", NEEDS, |place| {
+        fill(place, OFlag::O_DSYNC)
+    }),
+    case_that_needs("full/a-close-or-fsync-tells", NEEDS, |place| {
+        fill(place, OFlag::empty())
+    }),
+];
+
+/// As much as the file system may have.
+const MIB_MAX: u64 = 1024;
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Writes until there is no room, and gives what was told, and how much was written before.
+fn write_until_full(path: &std::path::Path, flag: OFlag) -> Outcome<(Errno, u64)> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | flag;
+    let mut file = sys::open(path, flags, 0o644).succeeds("creating a file")?;
+    let piece = Random::new(1).bytes(PIECE_BYTES);
+    let told = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
+    for written in 0..MIB_MAX {
+        if let Err(error) = file.write_all(&piece) {
+            return Ok((told(error), written));
+        }
+    }
+    // What a client keeps back it has to tell of now.
+    match file.sync_all() {
+        Err(error) => Ok((told(error), MIB_MAX)),
+        Ok(()) => Err(Failure::new(format!(
+            "{MIB_MAX} MiB were written, expected a file system with less room (--lacks \
+             small-volume)"
+        ))),
+    }
+}
+
+fn fill(place: &Place, flag: OFlag) -> Outcome {
+    std::fs::write(place.at("before"), b"text").succeeds("write")?;
+    let (told, written) = write_until_full(&place.at("big"), flag)?;
+    equal(
+        format!("what is told after {written} MiB"),
+        told,
+        Errno::ENOSPC,
+    )?;
+    let held = std::fs::read(place.there("before")).succeeds("reading a file")?;
+    equal("what was there before", held, b"text".to_vec())?;
+    // With room again, all goes on.
+    sys::unlink(&place.at("big")).succeeds("unlink of what fills it")?;
+    std::fs::write(place.at("after"), b"more").succeeds("writing when there is room")?;
+    let held = std::fs::read(place.there("after")).succeeds("reading it")?;
+    equal("what was written", held, b"more".to_vec())
+}
