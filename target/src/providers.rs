@@ -53,7 +53,7 @@ fn in_words(listener: &Listener, error: &ChoiceError) -> String {
     format!("listen {}: {error}", listener.address)
 }
 
-fn preference(choice: ProviderChoice) -> ProviderPreference {
+pub(crate) fn preference(choice: ProviderChoice) -> ProviderPreference {
     match choice {
         ProviderChoice::Auto => ProviderPreference::Auto,
         ProviderChoice::Verbs => ProviderPreference::Verbs,

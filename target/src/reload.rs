@@ -84,6 +84,11 @@ struct Prepared {
 }
 
 impl Served {
+    /// What NFS clients get.
+    pub(crate) const fn files_mut(&mut self) -> Option<&mut Files> {
+        self.nfs.as_mut()
+    }
+
     /// How many namespaces are served.
     pub(crate) fn namespaces(&self) -> usize {
         let subsystems = self.config.subsystems.iter();

@@ -36,7 +36,7 @@ use crate::limits::{
 use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
-use crate::nfs;
+use crate::nfs::{self, NfsServer};
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::providers::{Chosen, choose_all};
 use crate::reload::{Served, clear_lost, numbers_kept};
@@ -63,6 +63,7 @@ pub struct Running {
     reactors: Vec<ReactorThread>,
     served: Arc<Mutex<Served>>,
     watch: Option<Watch>,
+    nfs: Option<NfsServer>,
     /// Where it listens, with the ports that the kernel chose.
     pub addresses: Vec<SocketAddr>,
 }
@@ -134,6 +135,19 @@ pub fn serve(
     Ok(())
 }
 
+/// Where a target listens, in words.
+fn status(running: &Running) -> String {
+    let of = |addresses: &[SocketAddr]| {
+        let each: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        each.join(", ")
+    };
+    match (&running.addresses[..], running.nfs_addresses()) {
+        (hosts, []) => format!("listening at {}", of(hosts)),
+        ([], clients) => format!("listening for NFS at {}", of(clients)),
+        (hosts, clients) => format!("listening at {}, for NFS at {}", of(hosts), of(clients)),
+    }
+}
+
 fn with_namespaces(status: &str, namespaces: usize) -> String {
     let namespaces = u64::try_from(namespaces).unwrap_or(u64::MAX);
     format!("{status}; {}", Count(namespaces, "namespace"))
@@ -191,15 +205,13 @@ impl Running {
         control.tell_of_lost();
         // Before a client can open what hosts write.
         let files = nfs::Files::open(config)?;
-        if files.is_some() {
-            tracing::error!("{}", nfs::NOT_SERVED);
-        }
         let served = Served::new(config, unknown, lba_sizes, identities, files);
         let mut running = Self {
             control,
             reactors: Vec::new(),
             served: Arc::new(Mutex::new(served)),
             watch: None,
+            nfs: None,
             addresses: Vec::new(),
         };
         let started = mailboxes
@@ -223,7 +235,7 @@ impl Running {
         let watched = started.and_then(|()| {
             let watch = Watch::start(&running.control).context("no thread to watch media")?;
             running.watch = Some(watch);
-            Ok(())
+            running.serve_files(config)
         });
         match watched {
             Ok(()) => Ok(running),
@@ -235,10 +247,26 @@ impl Running {
         }
     }
 
+    /// Starts the NFS server, where there is something to be served.
+    fn serve_files(&mut self, config: &Config) -> anyhow::Result<()> {
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(files), Some(nfs)) = (served.files_mut(), &config.nfs) {
+            self.nfs = Some(files.serve(nfs)?);
+        }
+        Ok(())
+    }
+
+    /// Where NFS is served, with the ports that the kernel chose: over TCP first.
+    #[must_use]
+    pub fn nfs_addresses(&self) -> &[SocketAddr] {
+        self.nfs.as_ref().map_or(&[], |nfs| &nfs.addresses)
+    }
+
     /// Whether every reactor runs.
     #[must_use]
     pub fn alive(&self) -> bool {
-        self.reactors.iter().all(|reactor| !reactor.is_finished())
+        let nfs = self.nfs.as_ref().is_none_or(NfsServer::is_alive);
+        nfs && self.reactors.iter().all(|reactor| !reactor.is_finished())
     }
 
     /// The thread that reads `file` again and carries out what has changed. What systemd is told is
@@ -272,6 +300,7 @@ impl Running {
         if let Some(watch) = self.watch {
             watch.stop();
         }
+        let files = self.nfs.map_or(Ok(()), NfsServer::stop);
         let deadline = Instant::now() + Duration::from_micros(STOP_TIMEOUT_US);
         for (at, reactor) in self.reactors.into_iter().enumerate() {
             while !reactor.is_finished() && Instant::now() < deadline {
@@ -286,7 +315,7 @@ impl Running {
                 .map_err(|_| anyhow!("a reactor panicked; see the log above"))?
                 .context("a reactor ended")?;
         }
-        Ok(())
+        files
     }
 }
 

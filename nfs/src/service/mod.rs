@@ -21,10 +21,9 @@ use std::time::Instant;
 
 use capstan_exports::cache::OpenFiles;
 use capstan_exports::clients::Refused;
-use capstan_exports::export::ExportError;
 use capstan_exports::reload::Change;
 use capstan_exports::unsynced::UnsyncedFiles;
-use capstan_exports::{ExportSettings, Exports, FileError};
+use capstan_exports::{Exports, FileError};
 use capstan_rpc_server::{Call, ConnectionNumber, Outcome, Program};
 use capstan_rpcrdma::xdr::Writer;
 
@@ -84,17 +83,12 @@ impl Service {
         &self.exports
     }
 
-    /// Other exports from now on, in words of what has changed. Clients keep what they have of
-    /// those that stay.
-    ///
-    /// # Errors
-    /// One cannot be exported: then those there were stay.
-    pub fn reload(&self, exports: Vec<ExportSettings>) -> Result<Vec<Change>, ExportError> {
-        let changes = self.exports.reload(exports)?;
+    /// Exports were replaced: what is kept open of those that are stale is closed. Clients keep what
+    /// they have of the others.
+    pub fn exports_changed(&self, changes: &[Change]) {
         for change in changes.iter().filter(|change| change.is_stale()) {
             self.cached.forget_export(change.export.id());
         }
-        Ok(changes)
     }
 
     /// Microseconds since the service began.

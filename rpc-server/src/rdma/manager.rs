@@ -105,7 +105,7 @@ impl Manager {
                 CmEventKind::DeviceRemoved => "the RDMA device was removed".to_owned(),
                 CmEventKind::Failed(error) => error.to_string(),
                 CmEventKind::Rejected { .. } => "the client rejected it".to_owned(),
-                CmEventKind::Disconnected { cause } => cause,
+                CmEventKind::Disconnected { cause, .. } => cause,
             };
             match known {
                 Some(number) => return Some(Happened::Ended(number, why)),

@@ -11,7 +11,7 @@ use capstan_exports::{ExportSettings, Exports, Key};
 use capstan_rdma::ProviderKind;
 use nix::errno::Errno;
 
-use super::{NEEDS_STATE, NOT_SERVED, in_words};
+use super::{NEEDS_STATE, in_words};
 use crate::listen_error::{Obstacle, obstacle};
 use crate::providers::choose;
 use crate::state;
@@ -26,15 +26,7 @@ pub(crate) fn checks(machine: &Machine, config: &Config, others: u64) -> Vec<Che
     let mut squashes = rules.map(|rule| rule.squash);
     let rights = nfs::rights(machine, squashes.any(|squash| squash == Squash::None));
     let may = rights.verdict != Verdict::Error;
-    let mut checks = vec![
-        Check {
-            verdict: Verdict::Warning,
-            expected: Some("a version that serves NFS".to_owned()),
-            remedy: Some("leave [[export]] out until then".to_owned()),
-            ..Check::ok("NFS", NOT_SERVED)
-        },
-        rights,
-    ];
+    let mut checks = vec![rights];
     checks.push(state_folder(state::folder().as_deref()));
     checks.extend(of_exports(&nfs.exports, may));
     let ports: Vec<_> = nfs.tcp.iter().chain(&nfs.rdma).copied().collect();

@@ -2,6 +2,7 @@
 //! with the files in them that hosts write as namespaces.
 
 mod checks;
+mod server;
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -13,14 +14,13 @@ use capstan_config::{Backing, Config, Namespace, Nfs, Nqn};
 use capstan_exports::clients::ClientRules;
 use capstan_exports::reload::{Change, Changed, Fresh};
 use capstan_exports::{Exports, FileId, Key, NamespaceClaim};
+use capstan_nfs::service::Service;
 
 use crate::state;
 
 pub(crate) use checks::checks;
+pub(crate) use server::NfsServer;
 
-/// What is said until clients are served.
-pub(crate) const NOT_SERVED: &str = "[[export]]: this version opens and checks what is exported, and serves no NFS yet: clients \
-                                     cannot mount it";
 /// What NFS needs the state folder for.
 pub(super) const NEEDS_STATE: &str = "NFS needs a state folder, for the key of file handles and what clients reclaim after a restart";
 
@@ -31,6 +31,8 @@ type Place = (Nqn, u32);
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) exports: Arc<Exports>,
+    /// What serves them; `None` until it does.
+    service: Option<Arc<Service>>,
     /// Of every namespace that hosts may write and that is on a regular file.
     claims: HashMap<Place, NamespaceClaim>,
 }
@@ -60,6 +62,7 @@ impl Files {
         let exports = Arc::new(Exports::open(key, nfs.exports.clone())?);
         let mut files = Self {
             exports,
+            service: None,
             claims: HashMap::new(),
         };
         let subsystems = config.subsystems.iter();
@@ -69,6 +72,18 @@ impl Files {
             tracing::info!("export {}", in_words(export));
         }
         Ok(files)
+    }
+
+    /// Starts serving what is open to clients.
+    ///
+    /// # Errors
+    /// There is no state folder, an address cannot be listened at, or what clients reclaim cannot
+    /// be used.
+    pub(crate) fn serve(&mut self, nfs: &Nfs) -> anyhow::Result<NfsServer> {
+        let folder = state::folder().context(NEEDS_STATE)?;
+        let (server, service) = NfsServer::start(nfs, &self.exports, &folder)?;
+        self.service = Some(service);
+        Ok(server)
     }
 
     /// Keeps clients from writing the files of these namespaces, before they are opened. The claims
@@ -116,6 +131,9 @@ impl Files {
     /// Exports it, and tells the log what that has changed.
     pub(crate) fn replace(&self, fresh: Fresh) -> Vec<Change> {
         let changes = self.exports.replace(fresh);
+        if let Some(service) = &self.service {
+            service.exports_changed(&changes);
+        }
         for change in &changes {
             let clients = match change.changed {
                 Changed::Removed => String::new(),

@@ -1,0 +1,138 @@
+//! The NFS server of a target: its service, and the thread that has its connections.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use capstan_config::Nfs;
+use capstan_exports::Exports;
+use capstan_nfs::service::{Service, Settings as ServiceSettings};
+use capstan_nfs::state::Config as StateConfig;
+use capstan_rpc_server::{Handle, Listen, Program, RunError, Server, Settings, Transport};
+use nix::sys::resource::{Resource, getrlimit};
+
+use crate::providers::preference;
+
+/// What stable storage is called in the state folder.
+const STABLE_FILE: &str = "nfs-clients";
+/// Most files that are kept open for clients that open none themselves: those of NFSv3.
+const CACHED_FILES_MAX: u64 = 4096;
+/// How long calls that were taken are answered when the target stops.
+const DRAIN_MS: u64 = 5_000;
+/// How much longer the thread of the connections may take to end.
+const END_GRACE: Duration = Duration::from_secs(2);
+
+/// A server that is running.
+pub(crate) struct NfsServer {
+    handle: Handle,
+    thread: JoinHandle<Result<(), RunError>>,
+    /// Where it listens, with the ports that the kernel chose.
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+impl NfsServer {
+    /// Starts serving `exports`. What clients reclaim after a restart is in `folder`.
+    ///
+    /// # Errors
+    /// It cannot listen, or stable storage cannot be used.
+    pub(crate) fn start(
+        nfs: &Nfs,
+        exports: &Arc<Exports>,
+        folder: &Path,
+    ) -> anyhow::Result<(Self, Arc<Service>)> {
+        let service = service(nfs, exports, folder)?;
+        let settings = settings(nfs);
+        let program: Arc<dyn Program> = service.clone();
+        let (ready, set_up) = mpsc::channel();
+        // A server belongs to the thread that makes it.
+        let thread = thread::Builder::new()
+            .name("nfs".to_owned())
+            .spawn(move || match Server::bind(&settings, program) {
+                Ok(server) => {
+                    let _ = ready.send(Ok((server.handle(), server.addresses().to_vec())));
+                    server.run()
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                    Ok(())
+                }
+            })
+            .context("no thread for the connections of NFS")?;
+        let bound = set_up
+            .recv()
+            .map_err(|_| anyhow!("the thread of NFS panicked while it was set up"))?;
+        let (handle, addresses) = bound.context("NFS")?;
+        let server = Self {
+            handle,
+            thread,
+            addresses,
+        };
+        Ok((server, service))
+    }
+
+    /// Whether its thread runs.
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Answers the calls that were taken, and ends.
+    ///
+    /// # Errors
+    /// Its thread has failed, or does not end.
+    pub(crate) fn stop(self) -> anyhow::Result<()> {
+        self.handle.stop();
+        let deadline = Instant::now() + Duration::from_millis(DRAIN_MS) + END_GRACE;
+        while !self.thread.is_finished() {
+            if Instant::now() >= deadline {
+                bail!("the thread of NFS does not end; calls of clients wait for a file system");
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let ended = self.thread.join();
+        ended
+            .map_err(|_| anyhow!("the thread of NFS panicked; see the log above"))?
+            .context("NFS ended")
+    }
+}
+
+fn service(nfs: &Nfs, exports: &Arc<Exports>, folder: &Path) -> anyhow::Result<Arc<Service>> {
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    // The soft limit was raised to the hard one. A quarter is for connections and all else.
+    let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).context("RLIMIT_NOFILE")?;
+    let state = StateConfig::new()
+        .with_times(us(nfs.lease_time), us(nfs.grace_time))?
+        .with_opens_max(descriptors / 2)
+        .with_lock_states_max(descriptors / 4);
+    let cached = CACHED_FILES_MAX.min(descriptors / 16);
+    let settings = ServiceSettings {
+        state,
+        stable_path: folder.join(STABLE_FILE),
+        owner: exports.server_owner().as_slice().into(),
+        cached_files: usize::try_from(cached)?,
+    };
+    Service::new(Arc::clone(exports), settings).context("what NFS clients reclaim")
+}
+
+fn settings(nfs: &Nfs) -> Settings {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let listen = |transport| {
+        let provider = preference(nfs.provider);
+        move |addr: &SocketAddr| Listen {
+            addr: *addr,
+            transport,
+            provider,
+        }
+    };
+    let tcp = nfs.tcp.iter().map(listen(Transport::Tcp));
+    let rdma = nfs.rdma.iter().map(listen(Transport::Rdma));
+    Settings {
+        listeners: tcp.chain(rdma).collect(),
+        workers: nfs.threads(cores),
+        worker_name: "nfs-".to_owned(),
+        drain_ms: DRAIN_MS,
+        ..Settings::default()
+    }
+}
