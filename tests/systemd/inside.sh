@@ -155,6 +155,33 @@ systemctl daemon-reload
 systemctl start "$unit" || fail "did not start without the limit"
 systemctl stop "$unit"
 
+step "with the drop-in for exports it opens them by handles, as root with no more rights than that says"
+mkdir -p /srv/projects
+mount -t tmpfs tmpfs /srv/projects
+cp /root/nfs.conf /run/systemd/system/$unit.service.d/nfs.conf
+cat >/etc/capstan/target.toml <<'CONFIGURATION'
+[nfs]
+addresses = ["127.0.0.1"]
+[[export]]
+path = "/srv/projects"
+squash = "none"
+file_system = "0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1"
+clients = ["192.0.2.0/24"]
+CONFIGURATION
+systemctl daemon-reload
+systemctl start "$unit" || fail "did not start with an export"
+grep -q '^CapEff:.*00000000080000df$' "/proc/$(property MainPID)/status" || fail "has other rights than those of nfs.conf"
+journalctl --no-pager -u "$unit" | grep -qF "export /srv/projects: /srv/projects; clients 192.0.2.0/24" ||
+    fail "the log does not name the export and its clients"
+systemctl stop "$unit"
+rm /run/systemd/system/$unit.service.d/nfs.conf
+systemctl daemon-reload
+! systemctl start "$unit" 2>/dev/null || fail "started with an export, and without the rights for it"
+systemctl stop "$unit"
+journalctl --no-pager -u "$unit" | grep -qF "it runs as UID" || fail "the log does not say which rights are missing"
+umount /srv/projects
+cp /tmp/target.toml /etc/capstan/target.toml
+
 step "a device rule of a unit that keeps the target from its disk is named, with what lets it"
 closed=(systemd-run --quiet --pipe --wait --collect --unit capstan-closed -p DevicePolicy=closed)
 check=(capstan-target check --config /etc/capstan/target.toml)

@@ -64,6 +64,7 @@ echo "capstan systemd test" | dd of="$loop" conv=notrunc,fsync status=none
 say "installing into the container"
 install -D -m 755 "$bin/capstan-target" "$bin/capstan" -t "$work/root/usr/bin"
 install -D -m 644 systemd/capstan-target.service -t "$work/root/usr/lib/systemd/system"
+install -D -m 644 systemd/capstan-target.service.d/nfs.conf -t "$work/root/root"
 install -D -m 644 systemd/capstan-target.sysusers.conf \
     "$work/root/usr/lib/sysusers.d/capstan-target.conf"
 # The sample as it is, with this container's address and disk.
@@ -91,8 +92,8 @@ After=multi-user.target
 UNIT
 
 say "booting it"
-# bpf: systemd has the kernel apply the rules of devices of a unit by it.
-flags=(--system-call-filter=bpf --quiet --register=no --capability=all --private-network --directory "$work/root"
+# bpf: systemd has the kernel apply the rules of devices of a unit by it. open_by_handle_at: exports.
+flags=(--system-call-filter="bpf open_by_handle_at" --quiet --register=no --capability=all --private-network --directory "$work/root"
     --machine "capstan-test-$$" --bind "$work/disk:$loop" --bind "$work/result:/result"
     --bind /dev/fuse --bind /dev/loop-control --boot)
 if [ -d /run/systemd/system ]; then
