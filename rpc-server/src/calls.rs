@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 
 use rustc_hash::FxHashMap;
 
-use crate::limits::{AHEAD_PER_WORKER, SPARE_BYTES, SPARE_MAX, SPARE_ONE_MAX_BYTES};
+use crate::limits::{
+    AHEAD_PER_WORKER, SPARE_BYTES, SPARE_MAX, SPARE_ONE_MAX_BYTES, SPARE_SHORT_BYTES,
+};
 use crate::peers::ConnectionName;
 use crate::program::ConnectionNumber;
 use crate::workers::{Items, Task, Work, Workers};
@@ -157,17 +159,23 @@ impl Calls {
     }
 }
 
-/// Memory for messages, used again.
+/// Memory for messages, used again: short and long apart, so that a short one does not keep much.
 #[derive(Debug, Default)]
 pub(crate) struct Spare {
-    all: Vec<Vec<u8>>,
+    short: Vec<Vec<u8>>,
+    long: Vec<Vec<u8>>,
     bytes: usize,
 }
 
 impl Spare {
-    /// An empty one, which may have memory.
-    pub(crate) fn take(&mut self) -> Vec<u8> {
-        let taken = self.all.pop().unwrap_or_default();
+    /// An empty one for so many bytes, which may have memory.
+    pub(crate) fn take(&mut self, bytes: usize) -> Vec<u8> {
+        let taken = if bytes <= SPARE_SHORT_BYTES {
+            self.short.pop()
+        } else {
+            self.long.pop()
+        };
+        let taken = taken.unwrap_or_default();
         self.bytes = self.bytes.saturating_sub(taken.capacity());
         taken
     }
@@ -175,16 +183,19 @@ impl Spare {
     /// Keeps the memory of one, if there is not enough yet.
     pub(crate) fn put(&mut self, mut memory: Vec<u8>) {
         let bytes = memory.capacity();
+        let all = if bytes <= SPARE_SHORT_BYTES {
+            &mut self.short
+        } else {
+            &mut self.long
+        };
         let kept = self.bytes.saturating_add(bytes);
-        if bytes == 0 || bytes > SPARE_ONE_MAX_BYTES || kept > SPARE_BYTES {
-            return;
-        }
-        if self.all.len() >= SPARE_MAX {
+        let has_room = kept <= SPARE_BYTES && all.len() < SPARE_MAX;
+        if bytes == 0 || bytes > SPARE_ONE_MAX_BYTES || !has_room {
             return;
         }
         memory.clear();
         self.bytes = kept;
-        self.all.push(memory);
+        all.push(memory);
     }
 }
 
@@ -198,12 +209,23 @@ mod tests {
         spare.put(Vec::with_capacity(100));
         spare.put(Vec::with_capacity(SPARE_ONE_MAX_BYTES + 1));
         spare.put(Vec::new());
-        assert_eq!(spare.all.len(), 1);
-        assert!(spare.take().capacity() >= 100);
-        assert_eq!((spare.take().capacity(), spare.bytes), (0, 0));
+        assert_eq!(spare.short.len() + spare.long.len(), 1);
+        assert_eq!(spare.take(SPARE_SHORT_BYTES + 1).capacity(), 0);
+        assert!(spare.take(SPARE_SHORT_BYTES).capacity() >= 100);
+        assert_eq!((spare.take(1).capacity(), spare.bytes), (0, 0));
         for _ in 0..2 * SPARE_BYTES / SPARE_ONE_MAX_BYTES {
             spare.put(Vec::with_capacity(SPARE_ONE_MAX_BYTES));
         }
-        assert!(spare.bytes <= SPARE_BYTES && spare.all.len() >= 4);
+        assert!(spare.bytes <= SPARE_BYTES && spare.long.len() >= 4);
+        assert_eq!(
+            spare.take(1).capacity(),
+            0,
+            "no long one for a short message"
+        );
+        let mut spare = Spare::default();
+        for _ in 0..2 * SPARE_MAX {
+            spare.put(Vec::with_capacity(1));
+        }
+        assert_eq!(spare.short.len(), SPARE_MAX);
     }
 }

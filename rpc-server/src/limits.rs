@@ -52,7 +52,9 @@ pub const PIECES_PER_SEND: usize = 16;
 pub const SPARE_BYTES: usize = 16 << 20;
 /// Bytes of one piece of memory that is kept so.
 pub const SPARE_ONE_MAX_BYTES: usize = 2 << 20;
-/// Pieces of memory that are kept so.
+/// Bytes of the memory of a short message: one that comes in a page or two.
+pub const SPARE_SHORT_BYTES: usize = 8 << 10;
+/// Pieces of memory that are kept so, of short messages and of long ones.
 pub const SPARE_MAX: usize = 1024;
 
 /// Connections that have had no call answered yet. For one more, the oldest one of the address that
@@ -67,6 +69,10 @@ pub const LISTENERS_MAX: usize = 64;
 
 /// How often connections are looked at that have to go on, in microseconds.
 pub const LOOK_PERIOD_US: u64 = 1_000_000;
+/// How many times as long as a client may leave something as it is all data of one call may take to
+/// come, counted from when it has its buffers. A client that goes on a little now and then would
+/// keep them for hours otherwise.
+pub const PULL_STALLS: u64 = 4;
 /// How long a listener is not looked at that has no descriptor for a connection, in microseconds.
 pub const PAUSE_US: u64 = 100_000;
 /// How long a server that stops waits for the other sides to end their connections, in

@@ -33,6 +33,8 @@ pub(super) struct Call {
     posted: usize,
     completed: usize,
     held: Held,
+    /// When it got its buffers.
+    leased_us: u64,
     /// The reply, from when it was made until it has left.
     pub(super) reply: Option<Prepared>,
     /// What is pushed before it.
@@ -216,7 +218,9 @@ impl Call {
         memory: &Memory,
         account: Account,
         device: &Device,
+        now_us: u64,
     ) -> Result<(), NoBuffers> {
+        self.leased_us = now_us;
         let leased = self.lease_each(memory, account, device);
         if leased.is_err() {
             self.held.clear();
@@ -282,13 +286,20 @@ impl Call {
         is_whole
     }
 
+    /// Since when something of it is to be pulled.
+    pub(super) fn pulled_since_us(&self) -> Option<u64> {
+        let has_buffers = self.held.message.is_some() || !self.held.items.is_empty();
+        let is_pulled = has_buffers && self.completed < self.pulls.len();
+        is_pulled.then_some(self.leased_us)
+    }
+
     /// Fills the task that carries it out. A message that was pulled is copied before it is read
     /// (decision 0004).
     pub(super) fn fill(&mut self, task: &mut Task, spare: &mut Spare) {
         match (self.inline_at, self.held.message.take()) {
             (None, Some(sink)) => {
                 let len = usize::try_from(self.message_bytes).unwrap_or(0);
-                let mut memory = spare.take();
+                let mut memory = spare.take(len);
                 memory.resize(len, 0);
                 sink.buffer().copy_to(0, &mut memory);
                 task.message = 0..len;

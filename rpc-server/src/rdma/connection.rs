@@ -17,7 +17,7 @@ use super::reply::{self, How, Unsendable};
 use super::slots::Slots;
 use super::wr_id::WrId;
 use crate::common::{Common, End};
-use crate::limits::{MESSAGE_BYTES, RDMA_CALLS_MAX, SPARE_CALLS_MAX};
+use crate::limits::{MESSAGE_BYTES, PULL_STALLS, RDMA_CALLS_MAX, SPARE_CALLS_MAX};
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Outcome, Wire};
 use crate::workers::Task;
@@ -222,7 +222,8 @@ impl Connection {
         let Some(call) = self.calls.get_mut(slot) else {
             return Ok(Ok(()));
         };
-        match call.lease(world.memory, self.parts.account, world.device) {
+        let now_us = world.common.now_us;
+        match call.lease(world.memory, self.parts.account, world.device, now_us) {
             Ok(()) => {}
             Err(NoBuffers::Yet(short)) => return Ok(Err(short)),
             Err(NoBuffers::Device(error)) => {
@@ -517,19 +518,26 @@ impl Connection {
         !self.is_established || !self.posted.is_empty()
     }
 
-    /// What its client left as it is since before then, in words.
-    pub(super) fn overdue(&self, before_us: u64) -> Option<String> {
-        if !self.is_awaited() || self.progress_us >= before_us {
+    /// What its client left as it is for longer than `stall_us`, in words.
+    pub(super) fn overdue(&self, stall_us: u64, now_us: u64) -> Option<&'static str> {
+        if !self.is_awaited() {
             return None;
         }
-        let what = if !self.is_established {
+        let before_us = |times: u64| now_us.saturating_sub(stall_us.saturating_mul(times));
+        let mut pulls = self.calls.iter().filter_map(Call::pulled_since_us);
+        if pulls.any(|since_us| since_us < before_us(PULL_STALLS)) {
+            return Some("all data of a call did not come in time, expected that it sends faster");
+        }
+        if self.progress_us >= before_us(1) {
+            return None;
+        }
+        Some(if !self.is_established {
             "it did not take up the connection that it asked for"
         } else if self.reads > 0 {
             "it left data unsent that is pulled from it, expected it in time"
         } else {
             "it took no reply, expected that it receives them"
-        };
-        Some(what.to_owned())
+        })
     }
 
     /// Ends it: the device reaches none of its memory from then on. Returns what goes back, with

@@ -385,11 +385,11 @@ impl Rdma {
         if self.look_at_us.is_none_or(|at_us| at_us > common.now_us) {
             return;
         }
-        let before_us = common.stalled_before_us();
+        let (stall_us, now_us) = (common.stall_us, common.now_us);
         let all = self.connections.iter();
-        let overdue = all.filter_map(|(number, of)| Some((*number, of.overdue(before_us)?)));
+        let overdue = all.filter_map(|(number, of)| Some((*number, of.overdue(stall_us, now_us)?)));
         for (number, why) in overdue.collect::<Vec<_>>() {
-            self.end(number, &End::Fault(why), common);
+            self.end(number, &End::Fault(why.to_owned()), common);
         }
         let is_any_awaited = self.connections.values().any(Connection::is_awaited);
         self.look_at_us = is_any_awaited.then(|| common.now_us.saturating_add(LOOK_PERIOD_US));

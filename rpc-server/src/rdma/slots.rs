@@ -52,6 +52,10 @@ impl<T> Slots<T> {
         self.all.len().saturating_sub(self.free.len())
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.all.iter().flatten()
+    }
+
     /// All of them, with their numbers.
     pub(super) fn into_iter(self) -> impl Iterator<Item = (u16, T)> {
         let numbered = (0..=u16::MAX).zip(self.all);

@@ -38,9 +38,9 @@ impl Incoming {
                 self.begun_us.get_or_insert(now_us);
             }
             match self.reader.next(&mut bytes)? {
-                Some(Event::Data(data)) => self.append(data),
+                Some(Event::Data(data)) => self.append(data, spare),
                 Some(Event::End) => {
-                    let record = std::mem::replace(&mut self.record, spare.take());
+                    let record = std::mem::take(&mut self.record);
                     self.waiting_bytes = self.waiting_bytes.saturating_add(record.capacity());
                     self.waiting.push_back(record);
                     self.begun_us = None;
@@ -69,10 +69,13 @@ impl Incoming {
         taken
     }
 
-    fn append(&mut self, data: &[u8]) {
+    fn append(&mut self, data: &[u8], spare: &mut Spare) {
         let so_far = self.record.len();
+        let announced = usize::try_from(self.reader.record_bytes()).unwrap_or(so_far);
+        if self.record.capacity() == 0 {
+            self.record = spare.take(announced);
+        }
         if so_far >= RECORD_TRUSTED_BYTES {
-            let announced = usize::try_from(self.reader.record_bytes()).unwrap_or(so_far);
             self.record.reserve_exact(announced.saturating_sub(so_far));
         }
         self.record.extend_from_slice(data);
@@ -165,6 +168,19 @@ mod tests {
         assert_eq!(incoming.begun_us(), Some(8));
         incoming.take(&bytes[9..], 9, 9, spare).unwrap();
         assert_eq!((incoming.begun_us(), incoming.waiting()), (None, 2));
+    }
+
+    #[test]
+    fn without_a_record_there_is_no_memory() {
+        let spare = &mut Spare::default();
+        for _ in 0..9 {
+            spare.put(Vec::with_capacity(1 << 20));
+        }
+        let mut incoming = Incoming::default();
+        incoming.take(&stream(&[b"one"]), 9, 0, spare).unwrap();
+        assert!(incoming.held_bytes() < 1024, "a short record has little");
+        incoming.pop();
+        assert_eq!(incoming.held_bytes(), 0);
     }
 
     #[test]

@@ -14,6 +14,9 @@ use capstan_rpcrdma::xdr::Writer;
 
 use crate::program::{PATIENCE, Tester};
 
+/// The name of the threads of servers.
+pub(crate) const SERVER_THREAD: &str = "server";
+
 /// A server that runs.
 pub(crate) struct Running {
     pub(crate) addresses: Vec<SocketAddr>,
@@ -39,12 +42,14 @@ pub(crate) fn settings(transports: &[Transport]) -> Settings {
 impl Running {
     pub(crate) fn start(settings: Settings, program: Arc<dyn Program>) -> Self {
         let (tell, told) = channel();
-        let thread = std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().name(SERVER_THREAD.to_owned());
+        let thread = thread.spawn(move || {
             let server = Server::bind(&settings, program).unwrap();
             tell.send((server.addresses().to_vec(), server.handle()))
                 .unwrap();
             server.run().unwrap();
         });
+        let thread = thread.unwrap();
         let (addresses, handle) = told.recv_timeout(PATIENCE).expect("it is bound");
         Self {
             addresses,

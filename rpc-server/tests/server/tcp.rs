@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use capstan_rpc_server::limits::{REPLY_MAX_BYTES, TCP_CALLS_MAX};
+use capstan_rpc_server::limits::{REPLY_MAX_BYTES, STRANGERS_PER_SOURCE_MAX, TCP_CALLS_MAX};
 use capstan_rpc_server::{BindError, Program, Server, Settings, Transport};
 use capstan_rpcrdma::limits::{DATA_MAX_BYTES, FRAGMENTS_MAX, RECORD_MAX_BYTES};
 use capstan_rpcrdma::xdr::Reader;
@@ -341,6 +341,25 @@ fn connections_of_one_address_are_bounded() {
     let mut third = server.connect();
     third.send(&message(1, NULL, |_| {}));
     assert_eq!(third.reply().0, 1);
+}
+
+#[test]
+fn connections_without_a_call_make_room_for_others_of_their_address() {
+    let program = Tester::new();
+    let server = Running::tcp(&program);
+    let mut known = server.connect();
+    known.send(&message(1, NULL, |_| {}));
+    assert_eq!(known.reply().0, 1);
+    let connect = |_| server.connect();
+    let mut strangers: Vec<_> = (0..=STRANGERS_PER_SOURCE_MAX).map(connect).collect();
+    program.until_ended(1);
+    assert_eq!(strangers[0].until_ended(), 0);
+    known.send(&message(2, NULL, |_| {}));
+    assert_eq!(known.reply().0, 2);
+    let last = strangers.last_mut().unwrap();
+    last.send(&message(3, NULL, |_| {}));
+    assert_eq!(last.reply().0, 3);
+    assert_eq!(program.ended(), 1);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use capstan_rpcrdma::header::Fault;
 use capstan_rpcrdma::limits::DATA_MAX_BYTES;
 
 use super::{SOCKETS, fault, give, give_inline, header, null, rdma, start, take_reduced};
-use crate::harness::{Client, message, settings};
+use crate::harness::{Client, SERVER_THREAD, message, settings};
 use crate::program::{NULL, PATIENCE, SILENT, WAIT, data};
 use crate::rdma_client::{CallOf, How, RdmaClient, inline_reply};
 
@@ -21,6 +21,7 @@ cases!(
     a_client_that_goes_during_a_pull_takes_nothing_along,
     a_client_that_goes_with_calls_under_way_keeps_their_memory,
     data_that_does_not_come_ends_the_connection,
+    replies_that_are_not_taken_end_the_connection,
     a_key_that_is_none_ends_its_connection_alone,
     a_server_that_stops_answers_what_it_has_taken,
     what_is_no_call_gives_its_credit_back,
@@ -211,6 +212,24 @@ fn data_that_does_not_come_ends_the_connection(how: How) {
     client.until_over();
 }
 
+fn replies_that_are_not_taken_end_the_connection(how: How) {
+    let (server, program) = start(Settings {
+        stall_ms: 300,
+        ..rdma()
+    });
+    let mut client = RdmaClient::connect(server.address(), how);
+    null(&mut client, 1);
+    let buffer = client.memory(&vec![0; 1 << 20]);
+    for xid in 0..CREDITS_AT_FIRST {
+        let chunk = client.segments(&buffer, &[131_072; 8]);
+        client.send(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(chunk));
+    }
+    // The client sleeps, and more is pushed to it than socket or shared memory hold.
+    program.until_ended(1);
+    let mut other = RdmaClient::connect(server.address(), how);
+    null(&mut other, 1);
+}
+
 fn a_key_that_is_none_ends_its_connection_alone(how: How) {
     let (server, program) = start(rdma());
     let mut other = RdmaClient::connect(server.address(), how);
@@ -299,6 +318,46 @@ fn an_address_that_is_not_admitted_is_rejected() {
     let client = RdmaClient::connect(server.address(), SOCKETS);
     assert!(client.is_over());
     assert_eq!(program.ended(), 0);
+}
+
+/// The time that the processor has spent on the threads of a server of this name, in clock ticks of
+/// 10 ms.
+fn ticks_of(name: &str) -> u64 {
+    let mut ticks = 0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+        // A thread may have ended meanwhile.
+        let Ok(stat) = stat else { continue };
+        let (before, after) = stat.rsplit_once(')').unwrap();
+        if before.ends_with(&format!("({name}")) {
+            // utime and stime (proc_pid_stat(5)).
+            let times = after.split_ascii_whitespace().skip(11).take(2);
+            ticks += times.map(|time| time.parse::<u64>().unwrap()).sum::<u64>();
+        }
+    }
+    ticks
+}
+
+#[test]
+fn a_server_without_calls_sleeps() {
+    let (server, _program) = start(settings(&[Transport::Both]));
+    let mut tcp = Client::new(server.address());
+    tcp.send(&message(1, NULL, |_| {}));
+    assert_eq!(tcp.reply().0, 1);
+    let mut rdma = [SOCKETS, super::SHARED_MEMORY].map(|how| {
+        let mut client = RdmaClient::connect(server.address(), how);
+        null(&mut client, 2);
+        client
+    });
+    let before = ticks_of(SERVER_THREAD);
+    assert!(before < 100, "{before}");
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    let ticks = ticks_of(SERVER_THREAD) - before;
+    assert!(ticks < 6, "{ticks} of 60 clock ticks without a call");
+    for client in &mut rdma {
+        null(client, 3);
+    }
+    drop(server);
 }
 
 #[test]
