@@ -12,7 +12,7 @@ use crate::export::Exports;
 use crate::handle::{ExportId, Handle};
 use crate::identity::Caller;
 use crate::limits::{DIRECTORY_ANSWER_BYTES, DIRECTORY_BUFFER_BYTES};
-use crate::name::{Name, NameRule};
+use crate::name::{Name, NameProblem, NameRule};
 use crate::node::Node;
 use crate::sys;
 
@@ -62,8 +62,8 @@ pub struct EntryFile {
 /// Entries of a directory.
 #[derive(Debug)]
 pub struct Entries {
-    /// In the order of the directory, without `.` and `..`, and without names that clients cannot
-    /// look up.
+    /// In the order of the directory, without `.` and `..` where they were not asked for, and
+    /// without names that clients cannot look up.
     pub entries: Vec<Entry>,
     /// Goes with each cookie.
     pub verifier: u64,
@@ -121,6 +121,37 @@ impl Node {
         caller: &Caller,
         ask: &ReadDirectory,
     ) -> Result<Entries> {
+        self.read_entries(exports, caller, ask, false)
+    }
+
+    /// As [`read_directory`](Self::read_directory), with `.` and `..` where the directory has them,
+    /// as clients of NFSv3 expect. Nothing but a number is known of their files, and the directory
+    /// above the root of an export is that root.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_directory_with_dots(
+        &self,
+        exports: &Exports,
+        caller: &Caller,
+        ask: &ReadDirectory,
+    ) -> Result<Entries> {
+        let mut read = self.read_entries(exports, caller, ask, true)?;
+        if self.is_root()
+            && let Some(above) = read.entries.iter_mut().find(|entry| *entry.name == *b"..")
+        {
+            above.file_id = self.attributes()?.file_id;
+        }
+        Ok(read)
+    }
+
+    fn read_entries(
+        &self,
+        exports: &Exports,
+        caller: &Caller,
+        ask: &ReadDirectory,
+        with_dots: bool,
+    ) -> Result<Entries> {
         self.check_caller(caller)?;
         self.check_type("reading a directory", FileType::Directory)?;
         let verifier = self.verifier();
@@ -136,7 +167,7 @@ impl Node {
                 errno => FileError::kernel("reading a directory")(errno),
             })?;
         }
-        let (mut entries, is_end) = self.names(&directory, ask)?;
+        let (mut entries, is_end) = self.names(&directory, ask, with_dots)?;
         if ask.with_files {
             for entries in entries.chunks_mut(ENTRIES_OPEN_AT_ONCE) {
                 self.look_at(exports, caller, entries)?;
@@ -149,7 +180,12 @@ impl Node {
         })
     }
 
-    fn names(&self, directory: &OwnedFd, ask: &ReadDirectory) -> Result<(Vec<Entry>, bool)> {
+    fn names(
+        &self,
+        directory: &OwnedFd,
+        ask: &ReadDirectory,
+        with_dots: bool,
+    ) -> Result<(Vec<Entry>, bool)> {
         let mut room = ask.room_bytes.min(DIRECTORY_ANSWER_BYTES);
         let mut entries = Vec::new();
         // Names alone take no more than what there is room for; the kernel takes 24 bytes as well.
@@ -163,8 +199,10 @@ impl Node {
             let mut rest = buffer.get(..bytes).unwrap_or_default();
             while let Some((entry, behind)) = split_entry(rest) {
                 rest = behind;
-                if Name::new(entry.name, self.name_rule()).is_err() {
-                    continue;
+                match Name::new(entry.name, self.name_rule()) {
+                    Ok(_) => {}
+                    Err(NameProblem::Dots) if with_dots => {}
+                    Err(_) => continue,
                 }
                 // An entry that takes nothing would have no bound.
                 let takes = ask.entry_bytes.saturating_add(entry.name.len()).max(1);
@@ -196,9 +234,9 @@ impl Node {
         let mut found = Vec::with_capacity(entries.len());
         caller.act(|| {
             for entry in entries.iter() {
-                let name = Name::new(&entry.name, rule)?;
                 // One that is gone or broken does not keep the others from being seen.
-                found.push(self.find_entry(name).ok());
+                let name = Name::new(&entry.name, rule).ok();
+                found.push(name.and_then(|name| self.find_entry(name).ok()));
             }
             Ok(())
         })?;

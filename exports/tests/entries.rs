@@ -10,7 +10,7 @@ use capstan_exports::directory::ReadDirectory;
 use capstan_exports::entries::{Create, Removed};
 use capstan_exports::error::FileError;
 use capstan_exports::xattr::SetXattr;
-use capstan_exports::{FileType, OpenAccess, SetAttributes, SetTime, Time};
+use capstan_exports::{FileType, Node, OpenAccess, SetAttributes, SetTime, Time};
 use nix::errno::Errno;
 use support::{Disk, Exported, mode, name, own_mounts, put, refused};
 
@@ -341,6 +341,36 @@ fn root_a_directory_is_read_in_parts_of_any_size() {
         let read = |ask| d.read_directory(&exported.exports, &user, &ask).map(drop);
         assert_eq!(read(ask(0, 0, 27)), Err(FileError::TooSmall { given: 27 }));
         assert_eq!(read(ask(77, 1, 999)), Err(FileError::BadCookie));
+    }
+}
+
+#[test]
+fn root_dots_are_given_to_those_who_ask_for_them() {
+    own_mounts();
+    for disk in Disk::each("root_dots_are_given_to_those_who_ask_for_them") {
+        let exported = Exported::new(&disk.path());
+        let (top, root) = (exported.root(), exported.caller(0));
+        let d = top.make_directory(&root, name("d"), &mode(0o755)).unwrap();
+        d.make_directory(&root, name("e"), &mode(0o755)).unwrap();
+        let read = |node: &Node| {
+            let mut read = node
+                .read_directory_with_dots(&exported.exports, &root, &ask(0, 0, 999))
+                .unwrap()
+                .entries;
+            read.sort_by(|a, b| a.name.cmp(&b.name));
+            read.retain(|entry| entry.name.len() <= 2);
+            read
+        };
+        let id = |node: &Node| node.attributes().unwrap().file_id;
+        let dots = read(&d);
+        assert_eq!(dots.len(), 3, "{dots:?}");
+        assert_eq!((&*dots[0].name, dots[0].file_id), (&b"."[..], id(&d)));
+        assert_eq!((&*dots[1].name, dots[1].file_id), (&b".."[..], id(&top)));
+        assert!(dots[0].file.is_none() && dots[1].file.is_none());
+        assert!(dots[2].file.is_some());
+        // Of the directory above the export nothing is told.
+        let dots = read(&top);
+        assert_eq!((&*dots[1].name, dots[1].file_id), (&b".."[..], id(&top)));
     }
 }
 
