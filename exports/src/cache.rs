@@ -48,7 +48,7 @@ impl OpenFiles {
     }
 
     /// The file open for `access`, from before or anew. The kernel is asked each time whether the
-    /// caller may, as NFSv3 has it: the owner always may.
+    /// caller may, as NFSv3 has it: the owner always may, and who may execute may read.
     ///
     /// # Errors
     /// As [`Node::open`]; [`FileError::Stale`] where the last name of a file that was kept open is
@@ -142,7 +142,7 @@ fn check(file: &OpenFile, node: &Node, caller: &Caller) -> Result<()> {
         Err(FileError::Kernel {
             errno: Errno::EACCES,
             ..
-        }) if found.uid == caller.uid() => Ok(()),
+        }) if node.is_overridden(caller, file.access())? => Ok(()),
         other => other,
     }
 }

@@ -127,8 +127,8 @@ impl LockKind {
 
 impl Node {
     /// Opens the file for its data, if the kernel lets the caller. With `owner_override` the owner
-    /// may do so whatever the mode says, as one who wrote a file before its mode was set (RFC 1813,
-    /// 4.4): NFSv3 has no open files.
+    /// may do so whatever the mode says, as one who wrote a file before its mode was set, and a
+    /// caller who may execute the file may read it (RFC 1813, 4.4): NFSv3 has no open files.
     ///
     /// # Errors
     /// [`FileError::WrongType`] for anything but a regular file: nothing else is ever opened;
@@ -150,7 +150,7 @@ impl Node {
             Err(FileError::Kernel {
                 errno: Errno::EACCES,
                 ..
-            }) if owner_override && self.attributes()?.uid == caller.uid() => {
+            }) if owner_override && self.is_overridden(caller, access)? => {
                 self.reopen(access.flags(), "opening a file for its owner")?
             }
             other => other?,
@@ -186,6 +186,16 @@ impl Node {
             }) => self.open_as_self(OpenAccess::Read),
             other => other,
         }
+    }
+
+    /// Whether a caller without the permission may do so all the same, where clients have no open
+    /// files.
+    pub(crate) fn is_overridden(&self, caller: &Caller, access: OpenAccess) -> Result<bool> {
+        if self.attributes()?.uid == caller.uid() {
+            return Ok(true);
+        }
+        let may_execute = || sys::access(self.fd(), libc::X_OK).is_ok();
+        Ok(access == OpenAccess::Read && caller.act(|| Ok(may_execute()))?)
     }
 }
 

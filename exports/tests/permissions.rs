@@ -66,6 +66,14 @@ fn root_a_caller_reads_and_writes_what_the_kernel_lets_it() {
             file("own").open(&own, OpenAccess::Write, true).is_ok(),
             "for its owner"
         );
+
+        // A program that can be executed is read for that, where clients have no open files.
+        fs::set_permissions(disk.path().join("own"), fs::Permissions::from_mode(0o711)).unwrap();
+        let opened = |access, is_v3| file("own").open(&other, access, is_v3);
+        assert!(opened(OpenAccess::Read, true).is_ok());
+        refused(opened(OpenAccess::Read, false), Errno::EACCES);
+        refused(opened(OpenAccess::Write, true), Errno::EACCES);
+        refused(opened(OpenAccess::Both, true), Errno::EACCES);
     }
 }
 
