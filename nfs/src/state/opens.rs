@@ -484,6 +484,26 @@ impl State {
             Some(EntryKind::Lock { .. }) | None => Err(Status::BAD_STATEID),
         }
     }
+
+    /// Whether a client that has no state, as one of NFS version 3, may read or write `file`. A
+    /// grace period does not keep it from that, as it does not with knfsd: it would wait through
+    /// each restart, for share reservations that next to no client makes.
+    ///
+    /// # Errors
+    /// NFS4ERR_LOCKED: a share reservation denies it.
+    pub fn check_stateless_io(
+        &mut self,
+        file: &FileKey,
+        access: IoAccess,
+        now_us: u64,
+    ) -> Result<(), Status> {
+        let shares = match access {
+            IoAccess::Read => Shares::READ,
+            IoAccess::Write => Shares::WRITE,
+        };
+        let conflicts = self.share_conflicts(file, shares, Shares::NONE, None, now_us);
+        self.end_lapsed(conflicts, (Status::LOCKED, true), now_us)
+    }
 }
 
 /// Bytes of an entry: its place by number, in its client and in its file by owner, and the owner

@@ -9,6 +9,7 @@ mod model;
 mod opens;
 mod sessions;
 mod slots;
+mod stateless;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
