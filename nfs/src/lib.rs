@@ -1,5 +1,6 @@
 //! The NFS server.
 //!
+//! * [`rpcbind`]: tells rpcbind of this machine where the programs are.
 //! * [`service`]: calls in, replies out, over [`state`] and `capstan_exports`.
 //! * [`state`]: clients, sessions, opens, locks and their recovery, of NFS version 4.1 and 4.2.
 #![forbid(unsafe_code)]
@@ -15,5 +16,6 @@
     )
 )]
 
+pub mod rpcbind;
 pub mod service;
 pub mod state;
