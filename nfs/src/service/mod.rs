@@ -7,11 +7,16 @@
 //!    operation after the other, each of which adds its result to the reply.
 //! 3. An operation is a function of [`v4::context::Context`], in the module of its subject. State
 //!    is asked and changed through [`driver`], files through `capstan_exports`.
+//!
+//! NFS version 3 is in [`v3`], MOUNT, which gives its clients their first filehandles, in
+//! [`mount`].
 
 mod driver;
 mod failure;
 mod files;
+mod mount;
 mod rpc;
+mod v3;
 mod v4;
 
 use std::net::SocketAddr;
@@ -32,6 +37,8 @@ use crate::state::{Config, ConnId};
 
 use driver::Driven;
 use files::Files;
+use v3::Guards;
+use v3::duplicates::Duplicates;
 
 /// How a service is set.
 #[derive(Clone, Debug)]
@@ -56,6 +63,9 @@ pub struct Service {
     /// For NFSv3, and for reads and writes with special stateids.
     cached: OpenFiles,
     unsynced: UnsyncedFiles,
+    /// Replies of NFSv3, for calls that come again.
+    duplicates: Duplicates,
+    guards: Guards,
     started: Instant,
     owner: Box<[u8]>,
 }
@@ -72,6 +82,8 @@ impl Service {
             files: Files::default(),
             cached: OpenFiles::new(settings.cached_files),
             unsynced: UnsyncedFiles::default(),
+            duplicates: Duplicates::default(),
+            guards: Guards::default(),
             started: Instant::now(),
             owner: settings.owner,
         }))
@@ -113,6 +125,7 @@ impl Program for Service {
 
     fn ended(&self, connection: ConnectionNumber) {
         self.connection_ended(ConnId(connection.0));
+        self.unsynced.end_writer(v3::writer_of(connection));
     }
 }
 

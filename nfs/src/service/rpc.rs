@@ -1,17 +1,21 @@
 //! The header of a call, and which procedure it is for (RFC 5531, section 9).
 
 use capstan_nfs_proto::NFS_PROGRAM;
+use capstan_nfs_proto::mount::{MOUNT_PROGRAM, MOUNT_V3};
+use capstan_nfs_proto::v3::NFS_V3;
 use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND, PROC_NULL};
-use capstan_rpc_server::{Call, Outcome};
+use capstan_rpc_server::{Call, Outcome, Wire};
 use capstan_rpcrdma::rpc::{Accepted, Call as Header, CallError, Reply};
 use capstan_rpcrdma::xdr::{Reader, Writer};
 
-use super::{Service, v4};
+use super::{Service, mount, v3, v4};
 
 /// What a procedure has done.
 pub(super) enum Done {
     /// Its results follow the header, which it has written.
     Reply,
+    /// There is no reply, and nothing was written.
+    Nothing,
     /// It was not carried out, and nothing was written.
     Refused(Accepted),
 }
@@ -30,6 +34,7 @@ pub(super) fn carry_out(service: &Service, call: &Call<'_>, reply: &mut Writer<'
     };
     match procedure(service, call, &header, arguments, reply) {
         Done::Reply => Outcome::Reply,
+        Done::Nothing => Outcome::None,
         Done::Refused(accepted) => {
             reply.rewind(start);
             written(&Reply::accepted(header.xid, accepted), reply)
@@ -58,9 +63,17 @@ fn procedure(
             PROC_COMPOUND => v4::compound::carry_out(service, call, header, arguments, reply),
             _ => Done::Refused(Accepted::ProcedureUnavailable),
         },
+        (NFS_PROGRAM, NFS_V3) => v3::carry_out(service, call, header, arguments, reply),
         (NFS_PROGRAM, _) => Done::Refused(Accepted::ProgramMismatch {
-            low: NFS_V4,
+            low: NFS_V3,
             high: NFS_V4,
+        }),
+        // Clients of RDMA have it over TCP (RFC 8267, section 4.1).
+        (MOUNT_PROGRAM, _) if call.wire != Wire::Tcp => Done::Refused(Accepted::ProgramUnavailable),
+        (MOUNT_PROGRAM, MOUNT_V3) => mount::carry_out(service, call, header, arguments, reply),
+        (MOUNT_PROGRAM, _) => Done::Refused(Accepted::ProgramMismatch {
+            low: MOUNT_V3,
+            high: MOUNT_V3,
         }),
         _ => Done::Refused(Accepted::ProgramUnavailable),
     }

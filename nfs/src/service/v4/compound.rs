@@ -245,7 +245,7 @@ const FINGERPRINT_BYTES: usize = 1024;
 
 /// A hash of a request without its XID, which a repeated one may have another of (RFC 8881, section
 /// 2.10.6.1.3.1).
-fn fingerprint(message: &[u8]) -> u64 {
+pub(in crate::service) fn fingerprint(message: &[u8]) -> u64 {
     let behind_xid = message.get(4..).unwrap_or_default();
     let hashed = behind_xid.get(..FINGERPRINT_BYTES).unwrap_or(behind_xid);
     let length = u64::try_from(message.len()).unwrap_or(u64::MAX);

@@ -201,7 +201,7 @@ impl Context<'_> {
 ///
 /// # Errors
 /// NFS4ERR_BADHANDLE, which no handle of a node is.
-pub(super) fn key_of(node: &Node) -> Result<FileKey, Status> {
+pub(in crate::service) fn key_of(node: &Node) -> Result<FileKey, Status> {
     let handle = node.kernel_handle();
     let kind = handle.kind().to_be_bytes();
     let bytes: Vec<u8> = kind.iter().chain(handle.bytes()).copied().collect();

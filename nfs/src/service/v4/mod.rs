@@ -10,3 +10,5 @@ mod open;
 mod operations;
 mod sessions;
 mod settings;
+
+pub(super) use context::key_of;
