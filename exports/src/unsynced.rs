@@ -263,6 +263,14 @@ impl UnsyncedFiles {
         told.map(|()| self.verifier())
     }
 
+    /// Forgets a file whose last name was removed, so that its space is free: what is lost of it
+    /// now, nobody looks for. Clients that have it open still commit it.
+    pub fn forget_file(&self, export: ExportId, kernel: &KernelHandle) {
+        let forgotten = locked(&self.files).remove(&(export, *kernel));
+        // Closing it may take the time that its space takes to be given back.
+        drop(forgotten);
+    }
+
     /// Forgets a writer that will not commit any more. What it has written is synced.
     pub fn end_writer(&self, writer: WriterId) {
         let held: Vec<Arc<Unsynced>> = locked(&self.files).values().cloned().collect();

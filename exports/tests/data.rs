@@ -323,6 +323,30 @@ fn root_files_with_unsynced_data_are_remembered_until_all_have_committed() {
     );
 }
 
+#[test]
+fn root_a_file_without_a_name_is_not_kept_for_its_unsynced_data() {
+    own_mounts();
+    let disk = Disk::of("", "tmpfs").unwrap();
+    let exported = Exported::new(&disk.path());
+    let user = exported.caller(1000);
+    let (node, file) = created(&exported, &user, "f");
+    let files = UnsyncedFiles::new(2);
+    let file = Arc::new(file);
+    let write = |file: &Arc<OpenFile>| {
+        let stable = Stable::Unstable;
+        files.write(WriterId(1), &user, file, b"data"[..].into(), 0, stable)
+    };
+    write(&file).unwrap();
+    fs::remove_file(disk.path().join("f")).unwrap();
+    files.forget_file(node.export().id(), node.kernel_handle());
+    assert_eq!((files.count(), Arc::strong_count(&file)), (0, 1));
+    // A client that has it open goes on.
+    assert_eq!(files.commit(WriterId(1), &file), Ok(files.verifier()));
+    write(&file).unwrap();
+    assert_eq!(files.commit(WriterId(1), &file), Ok(files.verifier()));
+    assert_eq!(files.count(), 0);
+}
+
 /// A sparse image on a file system that is full: what is written cannot be stored.
 #[test]
 fn root_what_was_lost_is_told_to_all_who_wrote_it_once() {

@@ -10,12 +10,21 @@ use capstan_nfs_proto::v3::args;
 use capstan_nfs_proto::v3::call::Call as Procedure;
 use capstan_nfs_proto::v3::results::{CommitResult, ReadResult, WriteResult};
 use capstan_nfs_proto::v3::status::Status;
-use capstan_nfs_proto::v3::types::StableHow;
+use capstan_nfs_proto::v3::types::{SetAttributes, StableHow};
+use capstan_rpc_server::{ConnectionNumber, Program};
 
-use crate::client::{Client, ok, with_mode};
+use crate::client::{Client, UNSET, ok, with_mode};
+use crate::support::files::{READ, WRITE, open_op};
 use crate::support::{Served, put};
 
 const MIB: usize = 1 << 20;
+
+fn with_size(bytes: u64) -> SetAttributes {
+    SetAttributes {
+        size: Some(bytes),
+        ..UNSET
+    }
+}
 
 #[test]
 fn root_data_is_read_up_to_the_end() {
@@ -229,6 +238,74 @@ fn root_data_is_written_from_memory_that_was_pulled() {
 }
 
 #[test]
+fn root_what_a_client_of_version_4_denies_is_denied() {
+    let served = Served::new();
+    put(&served.path().join("f"), b"data", 0, 0o644);
+    let mut client = Client::new(&served);
+    let file = client.named("f");
+    let mut other = served.client("version 4");
+    let write = |client: &mut Client| {
+        let written = client.write(&file, 0, b"DATA", StableHow::FileSync);
+        let cut = client.set(&file, with_size(4), None);
+        (written.err(), cut.err())
+    };
+    let held = other.open_with(open_op("f", "owner", READ, WRITE));
+    assert_eq!(
+        write(&mut client),
+        (Some(Status::ACCES), Some(Status::ACCES))
+    );
+    assert_eq!(client.read(&file, 0, 4), Ok((b"data".to_vec(), true)));
+    other.close(&held);
+    let held = other.open_with(open_op("f", "owner", WRITE, READ));
+    assert_eq!(write(&mut client), (None, None));
+    assert_eq!(client.read(&file, 0, 4), Err(Status::ACCES));
+    other.close(&held);
+    assert_eq!(client.read(&file, 0, 4), Ok((b"DATA".to_vec(), true)));
+}
+
+#[test]
+fn root_a_connection_that_ends_leaves_no_file_open() {
+    let served = Served::new();
+    let path = served.path().join("f");
+    put(&path, b"", 0, 0o644);
+    let mut client = Client::new(&served);
+    let file = client.named("f");
+    client.connection = 8;
+    let written = client.write(&file, 0, b"data", StableHow::Unstable);
+    let verf = written.unwrap().verf;
+    // As many others as the service keeps open for such clients.
+    let use_others = |client: &mut Client| {
+        for number in 0..16 {
+            let name = format!("other-{number}");
+            put(&served.path().join(&name), b"", 0, 0o644);
+            let other = client.named(&name);
+            client.read(&other, 0, 1).unwrap();
+        }
+    };
+    let is_open = || {
+        let mut open = fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
+        open.any(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == path))
+    };
+    use_others(&mut client);
+    assert!(
+        is_open(),
+        "what is not synced is lost with the last open file"
+    );
+    served.service.ended(ConnectionNumber(8));
+    use_others(&mut client);
+    assert!(!is_open());
+    // What was written can be committed over another connection.
+    client.connection = 9;
+    let answer = client.call(&Procedure::Commit(args::Commit {
+        file: Opaque(&file),
+        offset: 0,
+        count: 0,
+    }));
+    let committed = ok(answer.decode::<CommitResult>()).unwrap();
+    assert_eq!(committed.verf, verf);
+}
+
+#[test]
 fn root_a_file_without_a_name_takes_no_space() {
     let served = Served::new();
     let mut client = Client::new(&served);
@@ -243,7 +320,7 @@ fn root_a_file_without_a_name_takes_no_space() {
         let how = args::CreateHow::Guarded(with_mode(0o600));
         let file = client.create(&root, "f", how).unwrap();
         let data = vec![7; MIB];
-        client.write(&file, 0, &data, StableHow::FileSync).unwrap();
+        client.write(&file, 0, &data, StableHow::Unstable).unwrap();
         client.read(&file, 0, 4096).unwrap();
         assert!(free() < before);
         let gone = if replaced {

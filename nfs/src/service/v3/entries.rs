@@ -226,8 +226,9 @@ impl Context<'_> {
             && node.file_type() == FileType::Regular
             && node.attributes().is_ok_and(|found| found.link_count == 0)
         {
-            let files = &self.service.cached;
-            files.forget_file(node.export().id(), node.kernel_handle());
+            let (export, kernel) = (node.export().id(), node.kernel_handle());
+            self.service.cached.forget_file(export, kernel);
+            self.service.unsynced.forget_file(export, kernel);
         }
     }
 
