@@ -370,3 +370,23 @@ fn root_holes_are_found_made_and_filled() {
     let closed = client.status(&advise(reading.stateid));
     assert_eq!(closed, Status::BAD_STATEID);
 }
+
+/// A client that goes without committing leaves no file open behind it.
+#[test]
+fn root_what_a_client_has_not_committed_ends_with_it() {
+    let served = Served::new();
+    put(&served.path().join("f"), b"", 0, 0o644);
+    let open_files = || {
+        let links = fs::read_dir("/proc/self/fd").unwrap();
+        let targets = links.filter_map(|link| fs::read_link(link.unwrap().path()).ok());
+        let path = served.path().join("f");
+        targets.filter(|target| *target == path).count()
+    };
+    let mut client = served.client("one");
+    let file = client.open("f", "o", WRITE);
+    client.write(&file, 0, b"data", StableHow::Unstable);
+    client.close(&file);
+    assert_eq!(open_files(), 1, "with the data that was not committed");
+    client.begin_as("one", [2; 8]);
+    assert_eq!(open_files(), 0);
+}

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::{MutexGuard, PoisonError};
 
+use capstan_exports::unsynced::WriterId;
 use capstan_nfs_proto::v4::status::Status;
 
 use super::Service;
 use super::files::Released;
 use crate::state::stable::Record;
 use crate::state::stable::file::{StableFile, StableFileError};
-use crate::state::{Config, ConnId, State};
+use crate::state::{Action, Config, ConnId, State};
 
 /// The state, with the file that keeps what of it survives a restart.
 #[derive(Debug)]
@@ -69,13 +70,20 @@ impl Service {
         }
         let result = work(&mut driven.state, now_us);
         let mut released = Released::default();
+        let mut ended = Vec::new();
         while let Some(action) = driven.state.poll_action() {
+            if let Action::EndClient { client } = action {
+                ended.push(client);
+            }
             self.files.carry_out(&action, &mut released);
         }
         let durable = driven.make_durable();
         drop(driven);
         // Closing may wait for a file system, and the lock is everybody's.
         drop(released);
+        for client in ended {
+            self.unsynced.end_writer(WriterId(client.0));
+        }
         durable.map(|()| result).map_err(|error| {
             tracing::error!("clients have to wait: {error}");
             Status::DELAY

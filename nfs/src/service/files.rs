@@ -122,6 +122,7 @@ impl Files {
                 }
             }
             Action::ReleaseLocks { lock, .. } => released.add(locked(&self.locks).remove(lock)),
+            Action::EndClient { .. } => {}
         }
     }
 }

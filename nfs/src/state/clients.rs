@@ -16,7 +16,7 @@ use super::limits::{
 use super::sessions::CreateReply;
 use super::stable::Record;
 use super::stateids::EntryKind;
-use super::{Peer, Principal, State};
+use super::{Action, Peer, Principal, State};
 
 /// Flags that may be in a request: not those of results (RFC 8881, section 18.35.3).
 const ARGUMENT_FLAGS: Flags = Flags::SUPP_MOVED_REFER
@@ -422,6 +422,7 @@ impl State {
         }
         if let Some(client) = self.clients.remove(id) {
             self.bytes.give_back(client.address, client.bytes);
+            self.actions.push_back(Action::EndClient { client: id });
         }
     }
 }

@@ -118,6 +118,12 @@ pub enum Action {
         /// The file.
         file: FileKey,
     },
+    /// The client has nothing any more, and will never ask again by this number. What it has
+    /// written and not committed is nobody else's to commit.
+    EndClient {
+        /// The client.
+        client: ClientId,
+    },
 }
 
 /// The state of one server.

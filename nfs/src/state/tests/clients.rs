@@ -97,7 +97,10 @@ fn case_5_keeps_the_old_state_until_it_is_confirmed() {
     assert!(server.take_actions().is_empty());
     let created = server.create(new.client, 1, &host.peer).unwrap();
     assert_eq!(server.renew(&host, 2), Err(Status::BADSESSION));
-    assert!(matches!(server.take_actions()[..], [Action::Close { .. }]));
+    let [Action::Close { .. }, Action::EndClient { client }] = server.take_actions()[..] else {
+        panic!("its open, and it");
+    };
+    assert_eq!(client, host.client);
     assert_eq!(server.state.client_of(created.sessionid), Some(new.client));
     assert_eq!(
         owners(&server.durable),
@@ -235,7 +238,9 @@ fn state_without_a_lease_is_kept_until_another_client_wants_it() {
         open: opened.open,
         file: file(1),
     };
-    assert_eq!(server.take_actions(), [action]);
+    let client = host.client;
+    let ended = Action::EndClient { client };
+    assert_eq!(server.take_actions(), [action, ended]);
     assert_eq!(server.renew(&host, 2), Err(Status::BADSESSION));
     assert_eq!(
         owners(&server.durable),

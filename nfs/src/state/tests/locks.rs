@@ -262,7 +262,7 @@ fn locks_without_a_lease_give_way() {
     assert_eq!(server.state.test_lock(&test, server.now_us), Ok(()));
     assert_eq!(
         server.take_actions().len(),
-        4,
+        6,
         "two hosts with an open and locks each"
     );
     assert_eq!(owners(&server.durable), BTreeSet::from([third.name]));

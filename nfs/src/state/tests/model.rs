@@ -34,6 +34,7 @@ impl Backend {
                 Action::ReleaseLocks { lock, .. } => {
                     self.locks.remove(&lock);
                 }
+                Action::EndClient { .. } => {}
             }
         }
     }

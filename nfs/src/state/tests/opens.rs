@@ -234,7 +234,11 @@ fn reading_and_writing_without_an_open_heeds_share_reservations() {
         open: opened.open,
         file: file(1),
     };
-    assert_eq!(server.take_actions(), [closed]);
+    let client = host.client;
+    assert_eq!(
+        server.take_actions(),
+        [closed, Action::EndClient { client }]
+    );
 }
 
 #[test]
