@@ -233,6 +233,13 @@ impl State {
         is_held.map_err(|_| LockRefusal::Denied(denied))
     }
 
+    /// The lock owner's state on the file, if there is any.
+    #[must_use]
+    pub fn lock_of(&self, client: ClientId, file: &FileKey, owner: &[u8]) -> Option<LockId> {
+        let owners = &self.files.get(file)?.lock_owners;
+        owners.get(&(client, owner.into())).copied().map(LockId)
+    }
+
     /// The change has been carried out: the lock owner's stateid then.
     ///
     /// # Errors

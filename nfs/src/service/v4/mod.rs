@@ -6,6 +6,7 @@ mod context;
 mod creation;
 mod filehandles;
 mod io;
+mod locks;
 mod open;
 mod operations;
 mod sessions;

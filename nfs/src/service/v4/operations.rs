@@ -64,13 +64,12 @@ impl Context<'_> {
                 self.allocate(op.num(), arguments, results)
             }
             Op::IoAdvise(arguments) => self.io_advise(arguments, results),
-            Op::Lock(_)
-            | Op::LockT(_)
-            | Op::LockU(_)
-            | Op::Copy(_)
-            | Op::Clone(_)
-            | Op::OffloadCancel(_)
-            | Op::OffloadStatus(_) => Err(Status::NOTSUPP.into()),
+            Op::Lock(arguments) => self.lock(arguments, results),
+            Op::LockT(arguments) => self.test_lock(arguments, results),
+            Op::LockU(arguments) => self.unlock(arguments, results),
+            Op::Copy(_) | Op::Clone(_) | Op::OffloadCancel(_) | Op::OffloadStatus(_) => {
+                Err(Status::NOTSUPP.into())
+            }
 
             // No delegations, layouts, named attributes, SSV, copies between servers, and holes are
             // told by SEEK (RFC 7862, section 11: all of them OPTIONAL).
