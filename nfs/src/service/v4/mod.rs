@@ -3,6 +3,7 @@
 pub(super) mod attributes;
 pub(super) mod compound;
 mod context;
+mod copies;
 mod creation;
 mod filehandles;
 mod io;

@@ -67,9 +67,9 @@ impl Context<'_> {
             Op::Lock(arguments) => self.lock(arguments, results),
             Op::LockT(arguments) => self.test_lock(arguments, results),
             Op::LockU(arguments) => self.unlock(arguments, results),
-            Op::Copy(_) | Op::Clone(_) | Op::OffloadCancel(_) | Op::OffloadStatus(_) => {
-                Err(Status::NOTSUPP.into())
-            }
+            Op::Copy(arguments) => self.copy(arguments, results),
+            Op::Clone(arguments) => self.clone_range(arguments, results),
+            Op::OffloadCancel(_) | Op::OffloadStatus(_) => self.no_offload(),
 
             // No delegations, layouts, named attributes, SSV, copies between servers, and holes are
             // told by SEEK (RFC 7862, section 11: all of them OPTIONAL).
