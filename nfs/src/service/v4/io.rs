@@ -36,7 +36,9 @@ pub(super) const fn check_regular(file: &File) -> Result<(), Status> {
         FileType::Regular => Ok(()),
         FileType::Directory => Err(Status::ISDIR),
         FileType::Symlink => Err(Status::SYMLINK),
-        _ => Err(Status::WRONG_TYPE),
+        FileType::Block | FileType::Character | FileType::Socket | FileType::Fifo => {
+            Err(Status::WRONG_TYPE)
+        }
     }
 }
 

@@ -203,9 +203,7 @@ impl Context<'_> {
     }
 
     fn named(&self, directory: &File, name: Name<'_>) -> Result<Node, FileError> {
-        directory
-            .node
-            .lookup(&self.exports, &directory.caller, name)
+        directory.node.lookup(self.exports, &directory.caller, name)
     }
 
     fn find_or_make(
@@ -218,7 +216,7 @@ impl Context<'_> {
         // What is there is opened by its handle, so that nothing else is emptied in its place.
         let (how, is_unchecked) = match creation.how {
             Create::Unchecked => (Create::Guarded, true),
-            how => (how, false),
+            how @ (Create::Guarded | Create::Exclusive(_)) => (how, false),
         };
         for _ in 0..NAME_ATTEMPTS {
             if is_unchecked {
