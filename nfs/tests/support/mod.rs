@@ -162,7 +162,8 @@ impl Served {
     }
 }
 
-/// A client on one connection.
+/// A client on one connection. A clone is for another slot of its session.
+#[derive(Clone)]
 pub(crate) struct Client {
     service: Arc<Service>,
     pub(crate) connection: u64,
@@ -171,7 +172,8 @@ pub(crate) struct Client {
     pub(crate) gid: u32,
     pub(crate) minor_version: u32,
     pub(crate) session: SessionId,
-    /// The next sequence ID of slot 0.
+    pub(crate) slot: u32,
+    /// The next sequence ID of the slot.
     pub(crate) sequence: u32,
     pub(crate) cache_this: bool,
     xid: u32,
@@ -205,6 +207,7 @@ impl Client {
             gid: 0,
             minor_version: 2,
             session: SessionId([0; 16]),
+            slot: 0,
             sequence: 1,
             cache_this: false,
             xid: 1,
@@ -309,8 +312,8 @@ impl Client {
         Op::Sequence(Sequence {
             sessionid: self.session,
             sequenceid: self.sequence,
-            slotid: 0,
-            highest_slotid: 0,
+            slotid: self.slot,
+            highest_slotid: self.slot,
             cachethis: self.cache_this,
         })
     }
