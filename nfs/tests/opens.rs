@@ -8,8 +8,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use capstan_exports::clients::{Access, Squash};
 use capstan_nfs_proto::codec::Opaque;
 use capstan_nfs_proto::v4::args::{
-    CreateHow, DelegateCurrent, DelegationType, ExclusiveCreate, OpenClaim, OpenDowngrade, OpenHow,
-    ShareAccess, ShareDeny,
+    Commit, CreateHow, DelegateCurrent, DelegationType, ExclusiveCreate, OpenClaim, OpenDowngrade,
+    OpenHow, ShareAccess, ShareDeny,
 };
 use capstan_nfs_proto::v4::attr::{AttrNumber, SetAttributes, TimeToSet};
 use capstan_nfs_proto::v4::bitmap::Bitmap;
@@ -477,6 +477,11 @@ fn root_who_may_only_read_writes_nothing() {
     );
     let file = client.open("f", "o", READ);
     assert_eq!(client.read(&file, 0, 4).0, b"data");
+    let commit = Op::Commit(Commit {
+        offset: 0,
+        count: 0,
+    });
+    assert_eq!(client.status(&[file.put(), commit]), Status::ROFS);
     let anonymous = Opened {
         stateid: Stateid::ANONYMOUS,
         ..file

@@ -198,3 +198,34 @@ fn root_a_file_that_is_gone_is_stale() {
         assert!(matches!(results[0], OpResult::Failed { .. }), "{results:?}");
     });
 }
+
+/// A local program has locked meanwhile what a client had: it keeps it, and the client is told that
+/// its lock is lost.
+#[test]
+fn root_a_lock_that_a_local_user_has_now_is_not_reclaimed() {
+    let served = Served::new();
+    put(&served.path().join("f"), b"data", 0, 0o644);
+    let mut client = served.client("one");
+    let file = client.open("f", "o", BOTH);
+    assert_eq!(lock(&mut client, &file, false), Status::OK);
+    drop(client);
+    let served = served.restarted();
+    let local = fs::File::options()
+        .write(true)
+        .open(served.path().join("f"))
+        .unwrap();
+    let exclusive = nix::libc::flock {
+        l_type: nix::libc::c_short::try_from(nix::libc::F_WRLCK).unwrap(),
+        l_whence: 0,
+        l_start: 5,
+        l_len: 1,
+        l_pid: 0,
+    };
+    let set = nix::fcntl::FcntlArg::F_OFD_SETLK(&exclusive);
+    nix::fcntl::fcntl(&local, set).unwrap();
+    let mut client = served.new_client("one");
+    let file = reclaim(&mut client, &file, BOTH, 0).unwrap();
+    assert_eq!(lock(&mut client, &file, true), Status::RECLAIM_CONFLICT);
+    drop(local);
+    assert_eq!(lock(&mut client, &file, true), Status::OK);
+}
