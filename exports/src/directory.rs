@@ -3,15 +3,16 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::libc;
 use nix::unistd::{Whence, lseek};
 
 use crate::attributes::{Attributes, FileType};
 use crate::error::{FileError, Result};
-use crate::export::Exports;
+use crate::export::{Exports, PLACE_MASK, Place};
 use crate::handle::{ExportId, Handle};
 use crate::identity::Caller;
-use crate::limits::{DIRECTORY_ANSWER_BYTES, DIRECTORY_BUFFER_BYTES};
+use crate::limits::{DIRECTORY_ANSWER_BYTES, DIRECTORY_BUFFER_BYTES, MOUNT_POINT_ENTRIES};
 use crate::name::{Name, NameProblem, NameRule};
 use crate::node::Node;
 use crate::sys;
@@ -74,6 +75,7 @@ pub struct Entries {
 struct RawEntry<'a> {
     file_id: u64,
     cookie: u64,
+    kind: u8,
     name: &'a [u8],
 }
 
@@ -81,7 +83,7 @@ struct RawEntry<'a> {
 fn split_entry(bytes: &[u8]) -> Option<(RawEntry<'_>, &[u8])> {
     let (file_id, rest) = bytes.split_first_chunk()?;
     let (cookie, rest) = rest.split_first_chunk()?;
-    let (length, _) = rest.split_first_chunk()?;
+    let (length, rest) = rest.split_first_chunk()?;
     let length = usize::from(u16::from_ne_bytes(*length));
     // Two numbers, the length, and a byte for the kind.
     let name = bytes
@@ -91,6 +93,7 @@ fn split_entry(bytes: &[u8]) -> Option<(RawEntry<'_>, &[u8])> {
     let entry = RawEntry {
         file_id: u64::from_ne_bytes(*file_id),
         cookie: u64::from_ne_bytes(*cookie),
+        kind: *rest.first()?,
         name,
     };
     Some((entry, bytes.get(length..)?))
@@ -108,6 +111,48 @@ impl Node {
         let mut first = [0; 8];
         hasher.finalize_xof().fill(&mut first);
         u64::from_be_bytes(first)
+    }
+
+    /// Number of the directory that the root of this export is mounted on, in the export around
+    /// it, as its entry there has it; `None` for anything but such a root.
+    pub fn mounted_on_file_id(&self) -> Option<u64> {
+        if !self.is_root() || self.export().outer().is_none() {
+            return None;
+        }
+        self.export().mounted_on(|| self.find_mounted_on())
+    }
+
+    /// Looks through the directory around the mount point: the kernel tells nothing of what is
+    /// under a mount but in that entry.
+    fn find_mounted_on(&self) -> Option<u64> {
+        let up = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+        let around = openat2(self.fd(), c"..", up).ok()?;
+        let look = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+        let mut buffer = vec![0; DIRECTORY_BUFFER_BYTES];
+        let mut left = MOUNT_POINT_ENTRIES;
+        loop {
+            let bytes = sys::directory_entries(around.as_fd(), &mut buffer).ok()?;
+            let mut rest = buffer.get(..bytes).filter(|rest| !rest.is_empty())?;
+            while let Some((entry, behind)) = split_entry(rest) {
+                rest = behind;
+                left = left.checked_sub(1)?;
+                let is_directory = matches!(entry.kind, libc::DT_DIR | libc::DT_UNKNOWN);
+                let Ok(name) = Name::new(entry.name, NameRule::Raw) else {
+                    continue;
+                };
+                let fd = is_directory.then(|| openat2(&around, &name, look));
+                let place = fd
+                    .and_then(|fd| sys::statx(fd.ok()?.as_fd(), PLACE_MASK).ok())
+                    .map(|stat| Place::of(&stat));
+                if place == Some(self.export().root_place()) {
+                    return Some(entry.file_id);
+                }
+            }
+        }
     }
 
     /// Reads entries of this directory behind a cookie.

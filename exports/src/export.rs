@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -152,6 +152,8 @@ pub struct Export {
     settings: Arc<ExportSettings>,
     outer: Option<Arc<Self>>,
     writers: Arc<Writers>,
+    /// Number of the directory that it is mounted on, once it was looked for.
+    mounted_on: OnceLock<Option<u64>>,
 }
 
 impl Export {
@@ -219,6 +221,7 @@ impl Export {
             settings,
             outer,
             writers: writers.clone(),
+            mounted_on: OnceLock::new(),
         })
     }
 
@@ -257,6 +260,10 @@ impl Export {
 
     pub(crate) const fn writers(&self) -> &Arc<Writers> {
         &self.writers
+    }
+
+    pub(crate) fn mounted_on(&self, find: impl FnOnce() -> Option<u64>) -> Option<u64> {
+        *self.mounted_on.get_or_init(find)
     }
 
     pub(crate) fn root(&self) -> BorrowedFd<'_> {

@@ -68,6 +68,37 @@ fn root_a_mount_point_is_left_out_unless_it_is_exported() {
     support::refused(made, nix::errno::Errno::EEXIST);
 }
 
+#[test]
+fn root_a_mount_knows_the_number_of_what_it_hides() {
+    let disk = nested();
+    let exported = Exported::of(vec![ExportSettings {
+        crossmnt: true,
+        ..settings(&disk.path(), "/export")
+    }]);
+    let top = exported.root();
+    let ask = ReadDirectory {
+        cookie: 0,
+        verifier: 0,
+        room_bytes: 4096,
+        entry_bytes: 0,
+        with_files: false,
+    };
+    let caller = exported.caller(0);
+    let read = top
+        .read_directory(&exported.exports, &caller, &ask)
+        .unwrap();
+    let mut entries = read.entries.iter();
+    let entry = entries.find(|entry| *entry.name == *b"inner").unwrap();
+    let inner = walk(&exported, exported.root(), &["inner"]);
+    assert_eq!(inner.mounted_on_file_id(), Some(entry.file_id));
+    assert_ne!(inner.attributes().unwrap().file_id, entry.file_id);
+    assert_eq!(top.mounted_on_file_id(), None);
+    let deep = walk(&exported, exported.root(), &["inner", "deep"]);
+    assert!(deep.mounted_on_file_id().is_some());
+    let seen = walk(&exported, exported.root(), &["inner", "seen"]);
+    assert_eq!(seen.mounted_on_file_id(), None);
+}
+
 fn walk(exported: &Exported, from: Node, names: &[&str]) -> Node {
     names.iter().fold(from, |at, text| {
         let caller = caller(at.export(), 0, &[]);
