@@ -8,7 +8,9 @@ use std::os::unix::fs::symlink;
 use capstan_exports::error::{FileError, StaleReason};
 use capstan_exports::export::ExportError;
 use capstan_exports::name::NameRule;
-use capstan_exports::{Exports, FileSystemId, FileType, Found, Handle, Key, Name, Node};
+use capstan_exports::{
+    Exports, FileSystemId, FileType, Found, Handle, Key, Name, Node, OpenAccess,
+};
 use nix::errno::Errno;
 use support::{Disk, Exported, KEY, name, own_mounts, put, refused, run, settings};
 
@@ -63,6 +65,42 @@ fn root_a_handle_survives_rename_and_restart_and_not_deletion() {
             "{}",
             disk.kind
         );
+    }
+}
+
+#[test]
+fn root_a_deleted_file_has_its_handle_while_it_is_open() {
+    own_mounts();
+    for disk in Disk::each("root_a_deleted_file_has_its_handle_while_it_is_open") {
+        let exported = Exported::new(&disk.path());
+        let root = exported.caller(0);
+        put(&disk.path().join("f"), b"data", 0, 0o644);
+        let f = exported
+            .root()
+            .lookup(&exported.exports, &root, name("f"))
+            .unwrap();
+        let handle = exported.exports.handle(&f);
+        let open = f.open(&root, OpenAccess::Both, false).unwrap();
+        drop(f);
+        fs::remove_file(disk.path().join("f")).unwrap();
+        let again = || exported.exports.node(handle.bytes());
+        let node = again().unwrap().unwrap();
+        let found = node.attributes().unwrap();
+        assert_eq!(
+            (found.size_bytes, found.link_count),
+            (4, 0),
+            "{}",
+            disk.kind
+        );
+        // It can be changed and opened as before.
+        let (_, set) = node.set_attributes(&root, &support::mode(0o600), Some(&open));
+        set.unwrap();
+        let second = node.open(&root, OpenAccess::Read, false).unwrap();
+        let mut data = [0; 4];
+        assert_eq!(second.read(&mut data, 0), Ok(4));
+        drop((node, second, open));
+        let stale = FileError::Stale(StaleReason::Deleted);
+        assert_eq!(again().unwrap_err(), stale, "{}", disk.kind);
     }
 }
 
