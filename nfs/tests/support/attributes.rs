@@ -25,6 +25,20 @@ pub(crate) fn readable() -> Bitmap {
     set_of(AttrNumber::NAMED).without(&set_of(&WRITE_ONLY))
 }
 
+/// Whether the kernel gives each change that could have been seen a time of its own, as it does
+/// since Linux 6.13.
+pub(crate) fn tells_changes_apart() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|text| text.parse::<u32>().unwrap());
+    let apart = (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 13);
+    if !apart {
+        eprintln!("SKIPPED: whether change attributes differ, on Linux {release}");
+    }
+    apart
+}
+
 /// What is encoded, as bytes.
 pub(crate) fn encoded(encode: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     let mut buffer = [0; 4096];

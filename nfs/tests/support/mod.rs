@@ -6,6 +6,7 @@
     reason = "each test file uses what it needs"
 )]
 
+pub(crate) mod acl;
 pub(crate) mod attributes;
 pub(crate) mod files;
 

@@ -122,6 +122,11 @@ pub(super) fn of_version(set: Bitmap, minor_version: MinorVersion) -> Bitmap {
     }
 }
 
+/// All attributes, if the file system has what they tell.
+pub(super) fn supported(minor_version: MinorVersion) -> Bitmap {
+    of_version(set_of(GIVEN), minor_version).or(&settable(minor_version))
+}
+
 /// Refuses what can only be set (RFC 8881, section 5.5; RFC 8275, section 5).
 ///
 /// # Errors
@@ -231,8 +236,6 @@ impl Shared {
 impl Context<'_> {
     /// What every object of this server has.
     fn shared_by_all(&self, requested: &Bitmap) -> Result<Attributes<'static>, Failure> {
-        let settable = settable(self.minor_version);
-        let supported = of_version(set_of(GIVEN), self.minor_version).or(&settable);
         let lease_time = if requested.contains(AttrNumber::LEASE_TIME.0) {
             let lease_us = self
                 .service
@@ -242,7 +245,7 @@ impl Context<'_> {
             None
         };
         Ok(Attributes {
-            supported_attrs: Some(supported),
+            supported_attrs: Some(supported(self.minor_version)),
             fh_expire_type: Some(0),
             link_support: Some(true),
             symlink_support: Some(true),
@@ -352,7 +355,7 @@ impl Context<'_> {
         if node.is_root() && export.outer().is_none() {
             mounted_on(export.id())
         } else {
-            file_id
+            node.mounted_on_file_id().unwrap_or(file_id)
         }
     }
 
@@ -440,7 +443,7 @@ impl Context<'_> {
         let asked = asked.access;
         let xattrs = AccessRights::XAREAD | AccessRights::XAWRITE | AccessRights::XALIST;
         let known = match self.minor_version {
-            MinorVersion::V1 => AccessRights::all() - xattrs,
+            MinorVersion::V1 => AccessRights::all().difference(xattrs),
             MinorVersion::V2 => AccessRights::all(),
         };
         if !known.contains(asked) {
@@ -456,7 +459,7 @@ impl Context<'_> {
         } else {
             AccessRights::LOOKUP | AccessRights::DELETE
         };
-        let supported = asked - meaningless;
+        let supported = asked.difference(meaningless);
         let access = match object {
             Object::Pseudo(_) => supported & (AccessRights::READ | AccessRights::LOOKUP),
             Object::File(file) => {

@@ -178,6 +178,12 @@ impl Context<'_> {
         })
     }
 
+    /// Whether the client may use an export, which is not told to the log.
+    pub(super) fn may_use(&self, export: &Export) -> bool {
+        let rule = export.settings().clients.for_client(self.call.peer);
+        rule.is_ok()
+    }
+
     /// A file as the user has it.
     ///
     /// # Errors

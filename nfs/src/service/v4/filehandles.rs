@@ -62,7 +62,7 @@ impl Context<'_> {
     }
 
     /// What an entry of the pseudo file system stands for.
-    fn entry(&self, entry: PseudoEntry) -> Result<Object, Failure> {
+    pub(super) fn entry(&self, entry: PseudoEntry) -> Result<Object, Failure> {
         match entry {
             PseudoEntry::Directory(id) => Ok(Object::Pseudo(id)),
             PseudoEntry::Export(id) => self.root_of(id),
@@ -80,11 +80,21 @@ impl Context<'_> {
         component: Component<'_>,
         results: &mut Results<'_, '_>,
     ) -> Outcome {
-        let found = match self.object()? {
+        let found = self.found(component)?;
+        self.set_object(found);
+        Ok(results.push(&OpResult::Done(OpNum::LOOKUP))?)
+    }
+
+    /// What a name of the current directory stands for.
+    ///
+    /// # Errors
+    /// As of LOOKUP (RFC 8881, section 18.13.4).
+    pub(super) fn found(&self, component: Component<'_>) -> Result<Object, Failure> {
+        match self.object()? {
             Object::Pseudo(directory) => {
                 let name = Name::new(component.0, NameRule::Utf8).map_err(FileError::from)?;
                 let entry = self.exports.tree().lookup(*directory, name);
-                self.entry(entry.ok_or(Status::NOENT)?)?
+                self.entry(entry.ok_or(Status::NOENT)?)
             }
             Object::File(directory) => {
                 check_directory(directory.node.file_type())?;
@@ -92,11 +102,9 @@ impl Context<'_> {
                 let node = directory
                     .node
                     .lookup(self.exports, &directory.caller, name)?;
-                self.object_of(node)?
+                Ok(self.object_of(node)?)
             }
-        };
-        self.set_object(found);
-        Ok(results.push(&OpResult::Done(OpNum::LOOKUP))?)
+        }
     }
 
     pub(super) fn look_up_parent(&mut self, results: &mut Results<'_, '_>) -> Outcome {

@@ -39,18 +39,18 @@ impl Context<'_> {
             Op::SetAttr(arguments) => self.set_attributes(arguments, results),
             Op::Verify(expected) => self.verify(expected, results),
             Op::NVerify(expected) => self.verify_not(expected, results),
-            Op::ReadDir(_)
-            | Op::ReadLink
-            | Op::Create(_)
-            | Op::Remove(_)
-            | Op::Rename(_)
-            | Op::Link(_)
-            | Op::SecInfo(_)
-            | Op::SecInfoNoName(_)
-            | Op::GetXattr(_)
-            | Op::SetXattr(_)
-            | Op::ListXattrs(_)
-            | Op::RemoveXattr(_) => Err(Status::NOTSUPP.into()),
+            Op::ReadDir(arguments) => self.read_directory(arguments, results),
+            Op::ReadLink => self.read_link(results),
+            Op::Create(arguments) => self.create(arguments, results),
+            Op::Remove(name) => self.remove(*name, results),
+            Op::Rename(arguments) => self.rename(arguments, results),
+            Op::Link(name) => self.link(*name, results),
+            Op::SecInfo(name) => self.security_of(*name, results),
+            Op::SecInfoNoName(style) => self.security_without_name(*style, results),
+            Op::GetXattr(name) => self.xattr(*name, results),
+            Op::SetXattr(arguments) => self.set_xattr(arguments, results),
+            Op::ListXattrs(arguments) => self.list_xattrs(*arguments, results),
+            Op::RemoveXattr(name) => self.remove_xattr(*name, results),
 
             // Opens, data and locks.
             Op::Open(arguments) => self.open(arguments, results),

@@ -13,7 +13,7 @@ use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{Principal, Stateid, Time as WireTime};
 
-use super::attributes::of_version;
+use super::attributes::{of_version, supported};
 use super::context::{Context, File, Outcome, Results};
 use crate::service::failure::{Failure, status_of};
 use crate::state::IoAccess;
@@ -52,7 +52,7 @@ pub(super) fn parse<'a>(
     attributes: &Fattr<'a>,
     minor_version: MinorVersion,
 ) -> Result<WireSetAttributes<'a>, Status> {
-    let parsed = WireSetAttributes::parse(attributes, &settable(minor_version));
+    let parsed = WireSetAttributes::parse(attributes, &supported(minor_version));
     let values = parsed.map_err(|error| {
         tracing::debug!("attributes are not set: {error}");
         error.status()
