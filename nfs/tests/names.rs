@@ -16,11 +16,12 @@ use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{
-    ChangeInfo, Component, DeviceNumbers, FileType, ModeUmask, Principal,
+    ChangeInfo, Component, DeviceNumbers, FileType, ModeUmask, Principal, StableHow, Stateid,
 };
 
 use support::acl::set_default_acl;
 use support::attributes::{fattr, set_of, tells_changes_apart, to_set};
+use support::files::BOTH;
 use support::{Client, Served, path_ops, put, rules};
 
 fn on<'a>(names: &[&'static str], op: Op<'a>) -> Vec<Op<'a>> {
@@ -497,4 +498,60 @@ fn root_a_repeated_change_is_made_once() {
     fs::remove_dir(served.path().join("d")).unwrap();
     assert_eq!(client.send(&message).bytes, first.bytes);
     assert!(!served.path().join("d").exists());
+}
+
+/// Bytes that are left in the exported file system.
+fn free_bytes(served: &Served) -> u64 {
+    let stat = nix::sys::statvfs::statvfs(&served.path()).unwrap();
+    stat.blocks_free() * stat.fragment_size()
+}
+
+#[test]
+fn root_a_file_that_loses_its_last_name_is_there_for_those_who_have_it_open() {
+    let served = Served::new();
+    for name in ["removed", "replaced"] {
+        put(&served.path().join(name), b"data", 0, 0o644);
+    }
+    put(&served.path().join("other"), b"", 0, 0o644);
+    let mut client = served.client("one");
+    let files = ["removed", "replaced"].map(|name| client.open(name, "owner", BOTH));
+    let mut other = served.client("two");
+    assert_eq!(other.status(&on(&[], remove("removed"))), Status::OK);
+    let ops = between(&[], &[], rename("other", "replaced"));
+    assert_eq!(other.status(&ops), Status::OK);
+    for file in &files {
+        client.all_attributes(&[file.put()], |all| {
+            assert_eq!((all.size, all.numlinks), (Some(4), Some(0)));
+        });
+        client.write(file, 4, b" more", StableHow::FileSync);
+        assert_eq!(client.read(file, 0, 100), (b"data more".to_vec(), true));
+        client.close(file);
+        assert_eq!(client.status(&[file.put()]), Status::STALE);
+    }
+}
+
+/// Without an open of a client, that the file was read lately does not keep it.
+#[test]
+fn root_a_file_that_loses_its_last_name_gives_its_space_back() {
+    let served = Served::new();
+    let before = free_bytes(&served);
+    let data = vec![1; 8 << 20];
+    for name in ["removed", "replaced"] {
+        put(&served.path().join(name), &data, 0, 0o644);
+    }
+    put(&served.path().join("other"), b"", 0, 0o644);
+    let mut client = served.client("one");
+    for name in ["removed", "replaced"] {
+        let read = Op::Read(args::Read {
+            stateid: Stateid::ANONYMOUS,
+            offset: 0,
+            count: 10,
+        });
+        assert_eq!(client.status(&on(&[name], read)), Status::OK);
+    }
+    assert!(free_bytes(&served) < before - (16 << 20) + (1 << 20));
+    assert_eq!(client.status(&on(&[], remove("removed"))), Status::OK);
+    let ops = between(&[], &[], rename("other", "replaced"));
+    assert_eq!(client.status(&ops), Status::OK);
+    assert!(free_bytes(&served) > before - (1 << 20), "{before}");
 }

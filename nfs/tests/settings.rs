@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use capstan_exports::clients::{Access, Squash};
 use capstan_nfs_proto::codec::{Encode, Opaque};
@@ -16,6 +16,7 @@ use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{MaskedMode, ModeUmask, Principal, Stateid, Time};
 
 use support::attributes::{encoded, fattr, set_of, to_set};
+use support::files::{READ, WRITE, open_op};
 use support::{Client, Served, path_ops, put, rules};
 
 /// What SETATTR of encoded attributes answers.
@@ -315,4 +316,41 @@ fn root_the_size_is_set_with_a_state_that_allows_it() {
     (client.uid, client.gid) = (1001, 1001);
     let (status, _) = set_with(&mut client, &ops, &size, Stateid::ANONYMOUS);
     assert_eq!(status, Status::ACCESS);
+}
+
+#[test]
+fn root_the_size_is_set_through_the_open_file_of_the_state() {
+    let served = Served::new();
+    let path = served.path().join("f");
+    put(&path, b"data", 1000, 0o666);
+    put(&served.path().join("g"), b"data", 1000, 0o666);
+    let mut client = served.client("one");
+    (client.uid, client.gid) = (1001, 1001);
+    let writes = client.open("f", "writes", WRITE);
+    let reads = client.open("f", "reads", READ);
+    let elsewhere = client.open("g", "writes", WRITE);
+    // What it might when it was opened it may while it is open.
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+    let size = to_set(&SetAttributes {
+        size: Some(1),
+        ..NOTHING
+    });
+    let put = [writes.put()];
+    for (stateid, expected) in [
+        (reads.stateid, Status::OPENMODE),
+        (elsewhere.stateid, Status::BAD_STATEID),
+        (Stateid::ANONYMOUS, Status::ACCESS),
+        (writes.stateid, Status::OK),
+    ] {
+        let (status, _) = set_with(&mut client, &put, &size, stateid);
+        assert_eq!(status, expected, "{stateid:?}");
+    }
+    assert_eq!(fs::read(&path).unwrap(), b"d");
+
+    // A share reservation denies it to those without a state.
+    client.close(&elsewhere);
+    let mut other = served.client("two");
+    other.open_with(open_op("g", "denies", READ, WRITE));
+    let (status, _) = set_bytes(&mut client, &[elsewhere.put()], &size);
+    assert_eq!(status, Status::LOCKED);
 }
