@@ -14,6 +14,8 @@ pub(crate) enum Feature {
     Seek,
     /// fallocate(2) (before 4.2).
     Fallocate,
+    /// Times after 2106 (NFSv3).
+    LateTimes,
     /// Names that are no UTF-8.
     RawNames,
     /// Another client, for which DIR2 stands.

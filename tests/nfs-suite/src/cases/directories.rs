@@ -79,7 +79,7 @@ fn open_folder(path: &std::path::Path) -> Outcome<Dir> {
 /// Entries that are there from the beginning of a listing to its end are listed once, whatever
 /// goes meanwhile.
 fn listed_while_entries_go(place: &Place) -> Outcome {
-    const COUNT: usize = 1000;
+    const COUNT: usize = 600;
     fill(place, COUNT)?;
     let mut listed = BTreeMap::<Vec<u8>, u32>::new();
     let mut removed = BTreeSet::new();
@@ -116,7 +116,7 @@ fn listed_while_entries_go(place: &Place) -> Outcome {
 }
 
 fn listed_while_entries_come(place: &Place) -> Outcome {
-    const COUNT: usize = 1000;
+    const COUNT: usize = 600;
     fill(place, COUNT)?;
     let mut listed = BTreeMap::<Vec<u8>, u32>::new();
     let mut folder = open_folder(place.folder())?;
