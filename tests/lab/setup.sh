@@ -14,7 +14,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 VIRTME_NG_VERSION=1.42
 QEMU_SUITE=bookworm-backports
 PACKAGES=(qemu-system-x86 busybox-static rdma-core ibverbs-providers ibverbs-utils rdmacm-utils nvme-cli fio kmod cpio
-    zstd xz-utils tcpdump iproute2 e2fsprogs xfsprogs btrfs-progs lvm2 cryptsetup-bin mdadm nbd-client systemd-container python3 python3-venv gcc-12 make linux-source-6.12)
+    zstd xz-utils git tcpdump iproute2 nfs-common nfs-kernel-server e2fsprogs xfsprogs btrfs-progs lvm2 cryptsetup-bin mdadm nbd-client systemd-container python3 python3-venv gcc-12 make linux-source-6.12)
 
 install_packages() {
     local missing=() package

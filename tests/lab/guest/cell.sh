@@ -6,6 +6,9 @@
 #   use_target NAME    capstan iwarp | capstan verbs | nvmet | nvmet tcp: starts it with the volumes
 #                      of guest/volumes.sh
 #   use_host NAME      linux | linux tcp | capstan iwarp | capstan verbs | capstan tcp
+#   use_nfs SERVER TRANSPORT [PROVIDER]
+#                      in place of the two: knfsd or capstan-nfs, and Linux clients of it by tcp
+#                      or rdma
 #   run_cases NAME…    runs these cases, or all of the folders of cases/ whose names the cell's
 #                      begins with
 #
@@ -60,6 +63,22 @@ use_host() { # use_host linux | capstan PROVIDER
     fi
 }
 
+use_nfs() { # use_nfs knfsd|capstan-nfs tcp|rdma [PROVIDER]
+    TARGET=$1
+    HOST=nfs
+    HOST_TRANSPORT=$2
+    TARGET_PROVIDER=${3:-none}
+    # shellcheck source=/dev/null
+    . "$LAB/target-$TARGET.sh"
+    link_second_client
+    modprobe -a nfs nfsv4 nfsv3
+    [ "$HOST_TRANSPORT" = tcp ] || modprobe rpcrdma
+    # As much as the suite needs, and little enough to be filled up.
+    nfs_backing ext4 192
+    target_set_up
+    target_start
+}
+
 run_cases() { # run_cases [NAME…]
     local folder file name
     # Of each folder whose name the cell's begins with.
@@ -102,6 +121,13 @@ warm_up_capstan() {
     # shellcheck source=tests/lab/guest/host-capstan.sh
     . "$LAB/host-capstan.sh"
     ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" discover "${PORTAL[@]}" "${AS_HOST[@]}" >/dev/null
+}
+
+warm_up_nfs() {
+    # shellcheck source=tests/lab/guest/host-nfs.sh
+    . "$LAB/host-nfs.sh"
+    mkdir -p "$FIRST"
+    mount -t nfs -o "$(options_of 4.2 "$HOST_TRANSPORT")" "$TARGET_ADDRESS:$(export_path 4.2)" "$FIRST" && umount "$FIRST"
 }
 
 run_case() { # run_case NAME FILE

@@ -102,6 +102,21 @@ link_rxe() {
     ip neigh add "$MARK_ADDRESS" lladdr 02:00:00:00:00:99 nud permanent dev "$LINK_INTERFACE"
 }
 
+# Another client of an NFS server: a namespace of networks of its own, for which this one forwards.
+link_second_client() {
+    local in_second="nsenter --net=/run/netns/second"
+    ip netns add second
+    ip link add second0 mtu 9000 type veth peer name peer1 mtu 9000 netns second
+    ip addr add 10.10.0.1/24 dev second0
+    ip link set second0 up
+    $in_second ip link set lo up
+    $in_second ip addr add 10.10.0.2/24 dev peer1
+    $in_second ip link set peer1 up
+    $in_second ip route add default via 10.10.0.1
+    sysctl -qw net.ipv4.ip_forward=1
+    [ -z "$IN_NETNS" ] || $IN_NETNS ip route add 10.10.0.0/24 via "$KERNEL_ADDRESS"
+}
+
 add_device() { # add_device rxe0|rxe1|siw0
     local interface=$LINK_INTERFACE
     [ "$1" != rxe1 ] || interface=peer0
