@@ -88,11 +88,7 @@ pub fn serve(
     // Before anything listens, as there may be no room for its ring.
     let runtime = rings::control(reactors(config))?;
     let running = Running::start(config)?;
-    let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
-    let status = match listening.is_empty() {
-        true => "listening for no host".to_owned(),
-        false => format!("listening at {}", listening.join(", ")),
-    };
+    let status = status(&running);
     tracing::info!("{status}");
     let mut reloads = running.reloads(file, status.clone())?;
     let status = {
