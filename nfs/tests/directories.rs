@@ -324,12 +324,11 @@ fn root_the_way_to_exports_shows_those_that_the_client_may_use() {
     let open = rules(Access::ReadWrite, Squash::None);
     let closed = ClientRules::new(vec![ClientRule {
         network: "198.51.100.0/24".parse().unwrap(),
-        ..served.service.exports().all()[0]
+        ..*served.service.exports().all()[0]
             .settings()
             .clients
             .for_client("192.0.2.1:700".parse().unwrap())
             .unwrap()
-            .clone()
     }])
     .unwrap();
     let settings = vec![
@@ -338,9 +337,7 @@ fn root_the_way_to_exports_shows_those_that_the_client_may_use() {
         more("closed", closed),
         more("two", open),
     ];
-    let key = capstan_exports::Key::from_bytes([5; capstan_exports::key::KEY_BYTES]);
-    let exports = capstan_exports::Exports::open(key, settings).unwrap();
-    served.service.set_exports(exports.into());
+    served.service.exports().reload(settings).unwrap();
 
     let mut client = served.client("one");
     let more = [
