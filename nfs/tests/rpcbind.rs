@@ -209,7 +209,7 @@ fn real_rpcbind() -> Option<Rpcbind> {
 #[test]
 fn root_the_real_rpcbind_takes_registrations() {
     let Some(_rpcbind) = real_rpcbind() else {
-        println!("left out: there is no rpcbind here; apt-get install rpcbind");
+        eprintln!("left out: there is no rpcbind here; apt-get install rpcbind");
         return;
     };
     let deadline = Instant::now() + Duration::from_secs(20);
