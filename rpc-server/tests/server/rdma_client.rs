@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use capstan_rdma::contract::{
     SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, Provider};
+use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 use capstan_rpcrdma::chunks::{ReadSegment, Segment, write_lists};
 use capstan_rpcrdma::header::{Procedure, Received, write_fixed};
 use capstan_rpcrdma::private::Offer;
@@ -160,22 +162,25 @@ impl RdmaClient {
     }
 
     pub(crate) fn until(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
-        let start = Instant::now();
-        while !so(self) {
-            self.turn();
-            let events = &self.events;
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{what} does not happen: {events:?}"
-            );
-            std::thread::yield_now();
-        }
+        let mut wait = Wait {
+            start: Instant::now(),
+            client: self,
+            so,
+            is_over: false,
+        };
+        capstan_reactor::run(&mut wait, SpinBudget { spin_us: 0 }).unwrap();
+        let is_over = wait.is_over;
+        assert!(is_over, "{what} does not happen: {:?}", self.events);
     }
 
-    fn turn(&mut self) {
+    /// Does what there is to do for the connection.
+    /// Returns how much that was.
+    pub(crate) fn turn(&mut self) -> usize {
         let now_us = self.now_us();
+        let mut done = 0;
         while let Some(event) = self.cm.poll(now_us) {
             self.events.push(event);
+            done += 1;
         }
         let mut completions = [WorkCompletion::EMPTY; 64];
         let count = self.cq.poll(&mut completions);
@@ -192,6 +197,7 @@ impl RdmaClient {
                 self.sends.remove(0);
             }
         }
+        done + count
     }
 
     fn post_receive(&mut self, number: u64) {
@@ -289,6 +295,37 @@ impl Drop for RdmaClient {
     fn drop(&mut self) {
         drop(self.qp.take());
         self.cm.destroy(self.id);
+    }
+}
+
+/// Waits for something, and sleeps meanwhile.
+struct Wait<'a, F> {
+    client: &'a mut RdmaClient,
+    so: F,
+    is_over: bool,
+    start: Instant,
+}
+
+impl<F: Fn(&RdmaClient) -> bool> Turn for Wait<'_, F> {
+    fn turn(&mut self, _now_us: u64) -> Flow {
+        self.is_over = (self.so)(self.client);
+        if self.is_over || self.start.elapsed() > PATIENCE {
+            return Flow::Stop;
+        }
+        match self.client.turn() {
+            0 => Flow::Idle,
+            _ => Flow::Busy(0),
+        }
+    }
+
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
+        fds.extend([self.client.cm.fd(), self.client.cq.fd()]);
+        Armed::from_ready(self.client.cm.arm() | self.client.cq.arm())
+    }
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        // The manager has another clock; patience ends some time, too.
+        Some(Clock.now_us() + 100_000)
     }
 }
 

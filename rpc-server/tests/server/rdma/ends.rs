@@ -21,6 +21,7 @@ cases!(
     a_client_that_goes_during_a_pull_takes_nothing_along,
     a_client_that_goes_with_calls_under_way_keeps_their_memory,
     data_that_does_not_come_ends_the_connection,
+    data_that_comes_too_slowly_ends_the_connection,
     replies_that_are_not_taken_end_the_connection,
     a_key_that_is_none_ends_its_connection_alone,
     a_server_that_stops_answers_what_it_has_taken,
@@ -210,6 +211,26 @@ fn data_that_does_not_come_ends_the_connection(how: How) {
     // The client sleeps: nothing of it answers.
     program.until_ended(1);
     client.until_over();
+}
+
+fn data_that_comes_too_slowly_ends_the_connection(how: How) {
+    let (server, program) = start(Settings {
+        stall_ms: 150,
+        ..rdma()
+    });
+    let mut client = RdmaClient::connect(server.address(), How { reads: 1, ..how });
+    null(&mut client, 1);
+    let buffer = client.memory(&data(1 << 20));
+    let segments = client.segments(&buffer, &[32_768; 32]);
+    let (position, call) = take_reduced(7, 1 << 20);
+    client.send(&CallOf::inline(7, &call).read(position, &segments));
+    // One RDMA READ after the other, each well in time: 32 of them take 2.5 s.
+    while !client.is_over() {
+        assert_eq!(program.carried_out.load(Ordering::Relaxed), 1);
+        std::thread::sleep(std::time::Duration::from_millis(80));
+        client.turn();
+    }
+    program.until_ended(1);
 }
 
 fn replies_that_are_not_taken_end_the_connection(how: How) {

@@ -25,6 +25,7 @@ macro_rules! cases {
 
 mod data;
 mod ends;
+mod idle;
 
 pub(crate) const SOCKETS: How = How {
     same_host: false,
