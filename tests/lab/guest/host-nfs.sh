@@ -55,6 +55,8 @@ lacks() { # lacks VERSION
 suite() { # suite VERSION [OPTION…]
     local version=$1 failed='' said=$OUT/suite-$1.said
     shift
+    # What a case left that failed.
+    rm -rf "$NFS_EXPORT/suite"
     mkdir "$FIRST/suite"
     # shellcheck disable=SC2046 # words
     "$LAB/nfs_suite" "$FIRST/suite" "$SECOND/suite" --times --operations 300 --entries 1000 $(lacks "$version") "$@" >"$said" 2>&1 || failed=1

@@ -6,6 +6,8 @@
 . "$LAB/target-capstan.sh"
 # shellcheck source=tests/lab/guest/nfs-export.sh
 . "$LAB/nfs-export.sh"
+# What it keeps when it ends: the key of file handles, and what clients may reclaim.
+export STATE_DIRECTORY=$RUN/nfs-state
 # shellcheck disable=SC2034 # for host-nfs.sh
 NFS_TCP_PORT=2049 NFS_RDMA_PORT=20049 NFS_MOUNT_PORT=2049 NFS_V3_PATH=$NFS_PSEUDO
 
@@ -20,8 +22,7 @@ memory_budget = "128MiB"
 [nfs]
 addresses = ["$TARGET_ADDRESS"]
 port = $NFS_TCP_PORT
-rdma_port = $NFS_RDMA_PORT
-$(case $HOST_TRANSPORT in tcp) echo 'transports = ["tcp"]' ;; *) echo "provider = \"$TARGET_PROVIDER\"" ;; esac)
+$(case $HOST_TRANSPORT in tcp) echo 'transports = ["tcp"]' ;; *) printf 'rdma_port = %s\nprovider = "%s"\n' "$NFS_RDMA_PORT" "$TARGET_PROVIDER" ;; esac)
 lease_time = "10s"
 grace_time = "10s"
 ${NFS_OPTIONS:-}
@@ -35,4 +36,11 @@ names = "raw"
 clients = ["10.9.0.0/24", "10.10.0.0/24"]
 ${EXPORT_OPTIONS:-}
 TOML
+}
+
+target_set_up() {
+    mkdir -p "$STATE_DIRECTORY"
+    chmod 700 "$STATE_DIRECTORY"
+    target_configuration >"$RUN/target.toml"
+    : >"$TARGET_LOG"
 }

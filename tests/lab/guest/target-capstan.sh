@@ -59,7 +59,7 @@ target_start() {
     setsid $IN_NETNS "$LAB/capstan-target" serve --config "$RUN/target.toml" >>"$TARGET_LOG" 2>&1 </dev/null &
     echo $! >"$RUN/target.pid"
     for try in $(seq 200); do
-        tail -n "+$((from + 1))" "$TARGET_LOG" | grep -q 'listening at' && return 0
+        tail -n "+$((from + 1))" "$TARGET_LOG" | grep -qE 'listening (at|for NFS at) ' && return 0
         target_runs || break
         sleep 0.1
     done
