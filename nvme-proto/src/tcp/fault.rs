@@ -44,12 +44,12 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} of {} is {:X}h, expected {}: end the connection",
+            "{} of {} is {:X}h, expected {}",
             self.field, self.pdu, self.value, self.expected
         )?;
         match self.status {
-            Some(status) => write!(f, " with FES {:02X}h, {status}", status.0),
-            None => f.write_str(" without a TermReq"),
+            Some(status) => write!(f, " (FES {:02X}h, {status})", status.0),
+            None => f.write_str(" (no TermReq answers it)"),
         }
     }
 }
@@ -278,18 +278,18 @@ mod tests {
         assert_eq!(fault.term_req(Role::Controller, &[2, 0]), None);
         assert_eq!(
             fault.to_string(),
-            "PLEN of H2CTermReq is 99h, expected 18h to 98h: end the connection without a TermReq"
+            "PLEN of H2CTermReq is 99h, expected 18h to 98h (no TermReq answers it)"
         );
     }
 
     #[test]
-    fn the_message_names_thing_value_expectation_and_answer() {
+    fn the_message_names_thing_value_expectation_and_fes() {
         let fault = Fault::unknown_command(PduType::CAPSULE_RESP, 0x1F);
         assert_eq!(fault.information, 20);
         assert_eq!(
             fault.to_string(),
-            "CID of CapsuleResp is 1Fh, expected a command that waits for such a PDU: end the \
-             connection with FES 01h, Invalid PDU Header Field"
+            "CID of CapsuleResp is 1Fh, expected a command that waits for such a PDU (FES 01h, \
+             Invalid PDU Header Field)"
         );
     }
 }
