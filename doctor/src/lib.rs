@@ -74,9 +74,15 @@ fn checks(
     uring: Result<Capabilities, EngineError>,
     limits: impl Fn(&str) -> std::io::Result<Option<capstan_rdma::DeviceLimits>>,
 ) -> Vec<Check> {
-    let devices = Device::all(machine);
+    // What is not used needs nothing.
+    let devices = match role {
+        Role::TcpHost => Vec::new(),
+        Role::Host | Role::Target { .. } => Device::all(machine),
+    };
     let mut checks = vec![Check::ok("kernel", format!("Linux {}", machine.release()))];
-    checks.push(ports::found(&devices));
+    if *role != Role::TcpHost {
+        checks.push(ports::found(&devices));
+    }
     for device in &devices {
         checks.extend(ports::device(machine, device, role));
         checks.extend(limits::check(&device.name, limits(&device.name), role));
@@ -89,7 +95,7 @@ fn checks(
     if let Role::Target { .. } = role {
         checks.extend(tcp::syn_cookies(machine));
     }
-    if *role == Role::Host {
+    if role.is_host() {
         checks.extend(room::of_host(machine));
         checks.extend(front_ends::checks(machine));
     }
@@ -127,6 +133,30 @@ mod tests {
         let checks = of(&trees::mlx5(trees::well(Tree::new())), &Role::Host);
         assert_eq!(verdicts(&checks, Verdict::Warning), ["mlx5_0/2 link"]);
         assert_eq!(verdicts(&checks, Verdict::Error), [""; 0]);
+    }
+
+    /// A broken RDMA device is no concern of a host that takes NVMe/TCP.
+    #[test]
+    fn over_nvme_tcp_nothing_is_said_of_rdma() {
+        let broken = trees::siw(trees::soft_roce(trees::well(Tree::new())), true).memlock("65536");
+        let checks = of(&broken, &Role::TcpHost);
+        assert_eq!(verdicts(&checks, Verdict::Warning), [""; 0], "{checks:?}");
+        let about = |word: &str| {
+            let texts = checks
+                .iter()
+                .map(|check| format!("{} {}", check.name, check.seen));
+            texts.filter(|text| text.contains(word)).count()
+        };
+        assert_eq!(
+            (about("RDMA"), about("rdma"), about("siw")),
+            (0, 0, 0),
+            "{checks:?}"
+        );
+        assert_eq!(
+            (about("nvme_tcp"), about("TCP congestion control")),
+            (1, 1),
+            "{checks:?}"
+        );
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub(crate) fn locked(machine: &Machine, devices: &[Device], role: &Role) -> Chec
         return Check::ok(NAME, format!("{seen}, which CAP_IPC_LOCK lifts"));
     }
     match role {
+        Role::TcpHost => Check::ok(NAME, format!("{seen}; over NVMe/TCP nothing is pinned")),
         Role::Host if devices.is_empty() => Check::ok(
             NAME,
             format!("{seen}; without RDMA devices nothing is pinned"),

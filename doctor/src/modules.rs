@@ -41,19 +41,25 @@ pub(crate) fn state(machine: &Machine, name: &str) -> State {
 
 /// What programs need to use RDMA devices; devices in software; the kernel's NVMe host.
 pub(crate) fn checks(machine: &Machine, devices: &[Device], role: &Role) -> Vec<Check> {
-    let mut checks = vec![
-        access(machine, devices, role),
-        Check::ok(
+    let of_the_kernels_host: &[&str] = match role {
+        Role::Host => &["nvme_fabrics", "nvme_rdma", "nvme_tcp"],
+        Role::TcpHost => &["nvme_fabrics", "nvme_tcp"],
+        Role::Target { .. } => &[],
+    };
+    let mut checks = Vec::new();
+    if *role != Role::TcpHost {
+        checks.push(access(machine, devices, role));
+        checks.push(Check::ok(
             "software RDMA modules",
             format!("{}; optional", words(machine, &["siw", "rdma_rxe"])),
-        ),
-    ];
-    if *role == Role::Host {
+        ));
+    }
+    if !of_the_kernels_host.is_empty() {
         checks.push(Check::ok(
             "NVMe host modules",
             format!(
                 "{}; for `nvme connect`, capstan needs none",
-                words(machine, &["nvme_fabrics", "nvme_rdma"])
+                words(machine, of_the_kernels_host)
             ),
         ));
     }
@@ -156,6 +162,18 @@ mod tests {
         assert_eq!(state(&machine, "nvme_rdma"), State::Loadable);
         // A name that only appears as what another needs.
         assert_eq!(state(&machine, "rdma_cm"), State::Absent);
+    }
+
+    #[test]
+    fn the_modules_of_the_kernels_host_are_those_of_the_transports() {
+        let tree = Tree::new().file("sys/module/nvme_tcp/refcnt", "0\n");
+        let machine = tree.machine();
+        let seen = |role| checks(&machine, &[], &role).pop().unwrap().seen;
+        assert_eq!(
+            seen(Role::TcpHost),
+            "nvme_fabrics not in this kernel, nvme_tcp loaded; for `nvme connect`, capstan needs none"
+        );
+        assert!(seen(Role::Host).contains("nvme_rdma not in this kernel, nvme_tcp loaded; "));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use crate::{Needs, Verdict};
 pub enum Role {
     /// `capstan`: a few connections and 32 MiB of registered memory.
     Host,
+    /// `capstan` by NVMe/TCP alone: RDMA devices and what they need have no part in it.
+    TcpHost,
     /// `capstan-target`.
     Target {
         /// All memory that is registered, in bytes.
@@ -33,7 +35,12 @@ impl Role {
     pub(crate) fn of_device(&self) -> Verdict {
         match self {
             Self::Target { verbs: true, .. } => Verdict::Error,
-            Self::Host | Self::Target { .. } => Verdict::Warning,
+            Self::Host | Self::TcpHost | Self::Target { .. } => Verdict::Warning,
         }
+    }
+
+    /// Whether it is `capstan`.
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self, Self::Host | Self::TcpHost)
     }
 }

@@ -18,8 +18,10 @@ pub(crate) fn check(
     let disabled = machine.number("/proc/sys/kernel/io_uring_disabled");
     match (probed, role) {
         (Ok(has), Role::Target { .. }) => made(machine, disabled, &has),
-        (Ok(_), Role::Host) => Check::ok(NAME, "works; only capstan-target uses it"),
-        (Err(error), Role::Host) => {
+        (Ok(_), Role::Host | Role::TcpHost) => {
+            Check::ok(NAME, "works; only capstan-target uses it")
+        }
+        (Err(error), Role::Host | Role::TcpHost) => {
             let why = reason(&error);
             Check::ok(
                 NAME,
