@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use capstan_nvme_proto::cqe::Cqe;
-use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::rdma_cm::CmAccept;
 use capstan_rdma::contract::RejectReason;
 
 use super::action::{Action, AssociationStatus, Event, Step};
 use super::backoff::Backoff;
 use super::command::{AdminCommands, Waiting};
+use super::config::HostConfig;
 use super::fencing::Fence;
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::live::KeepAlive;
@@ -18,7 +18,6 @@ use super::queue::{ResponseError, SlotIndex, SubmissionQueue};
 use super::scan::Scan;
 use super::words;
 use crate::error::ConnectError;
-use crate::options::{ReplayWrites, Transport};
 
 /// Entries of the Admin Queue: the least every controller has (NVMe Base 2.1, section 3.3.3.1:
 /// Admin Submission Queue of 32 entries over fabrics).
@@ -27,39 +26,6 @@ pub(crate) const ADMIN_QUEUE_ENTRIES: u16 = 32;
 const PROTOCOL_ERRORS_MAX: u32 = 64;
 /// A connection that held for so long was a good one: the next loss starts with the shortest wait.
 const STEADY_US: u64 = 5_000_000;
-
-/// What a [`Host`] is to connect to, and its bounds.
-#[derive(Clone, Debug)]
-pub struct HostConfig {
-    /// Subsystem.
-    pub subnqn: Nqn,
-    /// This host.
-    pub hostnqn: Nqn,
-    /// This host.
-    pub hostid: HostId,
-    /// I/O queues to ask for; the controller may give fewer.
-    pub nr_io_queues: u16,
-    /// Entries of each I/O queue; the controller may take fewer.
-    pub queue_size: u16,
-    /// Keep Alive Timeout in milliseconds; 0 is off.
-    pub kato_ms: u32,
-    /// Bound of each connection of the set-up, in microseconds.
-    pub connect_timeout_us: u64,
-    /// Bound of each admin command, in microseconds.
-    pub admin_timeout_us: u64,
-    /// Longest wait between attempts to reconnect, in milliseconds.
-    pub reconnect_delay_ms: u64,
-    /// How long a lost controller is waited for, in microseconds; `None` is for ever.
-    pub ctrl_loss_tmo_us: Option<u64>,
-    /// When writes that were not answered are issued again after a loss.
-    pub replay_writes: ReplayWrites,
-    /// Look for namespaces.
-    pub scan_namespaces: bool,
-    /// What carries the queues: what a controller has to have depends on it.
-    pub transport: Transport,
-    /// Ask for queues without SQ flow control; a controller that refuses is asked for others.
-    pub disable_sq_flow_control: bool,
-}
 
 /// What the controller did wrong, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

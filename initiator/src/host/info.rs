@@ -11,7 +11,7 @@ use capstan_nvme_proto::identify::{
 use capstan_nvme_proto::property::{Cap, Version};
 use uuid::Uuid;
 
-use super::association::HostConfig;
+use super::config::HostConfig;
 use crate::error::{ConnectError, IoError};
 use crate::options::{TRANSFER_BYTES_MAX, Transport};
 

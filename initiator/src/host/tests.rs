@@ -17,7 +17,8 @@ use capstan_rdma::contract::RejectReason;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::action::{Action, AssociationStatus, CommandData, Event, Step};
-use super::association::{Host, HostConfig};
+use super::association::Host;
+use super::config::HostConfig;
 use super::queue::SlotIndex;
 use crate::error::{CommandError, ConnectError};
 use crate::options::{ReplayWrites, Transport};
