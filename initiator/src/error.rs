@@ -1,8 +1,9 @@
 //! Errors, one enum per operation.
 //!
-//! Their texts say what to do next in commands and options of `capstan`. An option like
-//! `--queue-size` is the field of [`Options`](crate::Options) of that name; `-t` is `transport`.
+//! Their texts say what to do next, and call fields and functions by their names here. A program
+//! has its own names in their place with [`call`](crate::names::call).
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
 use crate::host::{Held, NamespaceInfo};
+use crate::names::Name;
 use crate::transports::tried_for;
 use crate::words::Count;
 
@@ -24,7 +26,7 @@ pub enum OptionsError {
     #[error("{name} is {value}, expected {expected}")]
     Value {
         /// The option.
-        name: &'static str,
+        name: Name,
         /// What it is.
         value: String,
         /// What it may be.
@@ -108,8 +110,10 @@ pub enum ConnectError {
     },
     /// I/O queues of a discovery subsystem.
     #[error(
-        "{subnqn} is a discovery subsystem, which has no namespaces and no I/O queues; expected one that has: `capstan \
-         discover` at the same address shows those, give the name of one (--nqn)"
+        "{subnqn} is a discovery subsystem, which has no namespaces and no I/O queues; expected one that has: {} at \
+         the same address shows those, give the name of one ({})",
+        Name::Discover,
+        Name::Subnqn
     )]
     Discovery {
         /// Its name.
@@ -131,7 +135,7 @@ pub enum ConnectError {
         /// How long it was waited for, in milliseconds.
         waited_ms: u64,
         /// What to do.
-        next: &'static str,
+        next: String,
     },
     /// The controller lacks something this host needs.
     #[error("{what} is {value}, expected {expected}")]
@@ -178,8 +182,9 @@ pub enum ConnectError {
     Reset,
     /// The controller did not come back.
     #[error(
-        "the controller was lost for {lost_s} s ({}; ctrl-loss-tmo is {ctrl_loss_tmo_s} s): {cause}",
-        Count((*attempts).into(), "attempt")
+        "the controller was lost for {lost_s} s ({}; {} is {ctrl_loss_tmo_s} s): {cause}",
+        Count((*attempts).into(), "attempt"),
+        Name::CtrlLossTmo
     )]
     LossTimeout {
         /// How long, in seconds.
@@ -266,8 +271,8 @@ pub enum IoError {
     },
     /// After a reconnect the namespace is another one.
     #[error(
-        "namespace {nsid} is not the one it was: {change}; connect anew to use it: `capstan detach`, then `capstan attach` (where it is \
-         mounted: `capstan umount`, then `capstan mount`)"
+        "namespace {nsid} is not the one it was: {change}; connect anew to use it: {}",
+        Name::ConnectAnew
     )]
     NamespaceReplaced {
         /// Namespace.
@@ -345,13 +350,14 @@ fn no_namespace(nsid: u32, nsids: &[u32]) -> String {
     if nsids.is_empty() {
         return format!(
             "no namespace {nsid}, and no other one for this host: add one on the target (capstan-target: a \
-             [[subsystem.namespace]], and a reload), or name another subsystem (`capstan discover` shows those there are)"
+             [[subsystem.namespace]], and a reload), or name another subsystem ({} shows those there are)",
+            Name::Discover
         );
     }
     let told: Vec<_> = nsids.iter().take(NSIDS_TOLD).map(u32::to_string).collect();
     let more = match nsids.len() - told.len() {
         0 => String::new(),
-        more => format!(" and {more} more (`capstan list-ns` shows all)"),
+        more => format!(" and {more} more ({} shows all)", Name::Namespaces),
     };
     format!(
         "no namespace {nsid} for this host, expected one of: {}{more}",
@@ -399,8 +405,8 @@ impl fmt::Display for NextStep {
 }
 
 /// What a person does about a command that failed with `status`, where its name alone is no help.
-pub(crate) fn next_step(status: Status) -> Option<&'static str> {
-    Some(match status.code() {
+pub(crate) fn next_step(status: Status) -> Option<Cow<'static, str>> {
+    Some(Cow::Borrowed(match status.code() {
         Status::WRITE_FAULT => {
             "its storage failed, or has lost what it had taken: see the target's log and `capstan-target doctor` there"
         }
@@ -408,19 +414,25 @@ pub(crate) fn next_step(status: Status) -> Option<&'static str> {
             "make room where the target keeps the volume; its log and `capstan-target doctor` there say where"
         }
         Status::NAMESPACE_IS_WRITE_PROTECTED => {
-            "end the protection (Set Features 84h, Namespace Write Protection Config; or what the target is \
-             configured for), or attach it with --read-only"
+            return Some(Cow::Owned(format!(
+                "end the protection (Set Features 84h, Namespace Write Protection Config; or what the target is \
+                 configured for), or go on with {}",
+                Name::ReadOnly
+            )));
         }
         Status::RESERVATION_CONFLICT => {
             "another host has reserved it: Reservation Report tells which (`nvme resv-report`)"
         }
         Status::TRANSIENT_TRANSPORT_ERROR => {
-            "its data was corrupted on the way (with --data-digest: its CRC32C did not match): look at the network devices \
-             between this host and the target"
+            return Some(Cow::Owned(format!(
+                "its data was corrupted on the way (with {}: its CRC32C did not match): look at the network devices \
+                 between this host and the target",
+                Name::DataDigest
+            )));
         }
         Status::UNRECOVERED_READ_ERROR | Status::INTERNAL_ERROR => "see the target's log",
         _ => return None,
-    })
+    }))
 }
 
 /// What was written and may not be on the medium, as the end of an association tells it: a text for

@@ -7,6 +7,8 @@ use std::path::Path;
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use uuid::Uuid;
 
+use crate::names::Name;
+
 /// Where nvme-cli keeps the host NQN.
 const HOSTNQN_PATH: &str = "/etc/nvme/hostnqn";
 /// Where nvme-cli keeps the host identifier.
@@ -50,7 +52,9 @@ pub enum IdentityError {
     },
     /// The host NQN has one UUID, and the host identifier is another one.
     #[error(
-        "--hostid is {hostid}, and the UUID in --hostnqn is {uuid}; expected the same: give one of the two options"
+        "{} is {hostid}, and the UUID in {} is {uuid}; expected the same: give one of the two options",
+        Name::Hostid,
+        Name::Hostnqn
     )]
     Contradiction {
         /// The host identifier.
@@ -68,8 +72,10 @@ pub enum IdentityError {
     },
     /// There is nothing to make an identity from.
     #[error(
-        "this machine has neither /etc/machine-id nor {BOOT_ID_PATH} to make a host NQN from; give \
-         --hostnqn and --hostid, or write /etc/nvme/hostnqn and /etc/nvme/hostid"
+        "this machine has neither /etc/machine-id nor {BOOT_ID_PATH} to make a host NQN from; give {} \
+         and {}, or write /etc/nvme/hostnqn and /etc/nvme/hostid",
+        Name::Hostnqn,
+        Name::Hostid
     )]
     NoMachineId,
 }
@@ -93,19 +99,19 @@ impl Identity {
     ) -> Result<Self, IdentityError> {
         let hostid_is_given = hostid.is_some();
         let (name_from, name) = match hostnqn {
-            Some(name) => ("--hostnqn", Some(name.to_owned())),
-            None => (HOSTNQN_PATH, first_line(root, HOSTNQN_PATH)?),
+            Some(name) => (Name::Hostnqn.to_string(), Some(name.to_owned())),
+            None => (HOSTNQN_PATH.to_owned(), first_line(root, HOSTNQN_PATH)?),
         };
         let (id_from, id) = match hostid {
-            Some(id) => ("--hostid", Some(id.to_owned())),
+            Some(id) => (Name::Hostid.to_string(), Some(id.to_owned())),
             // The file's identifier belongs to the file's name.
-            None if hostnqn.is_none() => (HOSTID_PATH, first_line(root, HOSTID_PATH)?),
-            None => ("", None),
+            None if hostnqn.is_none() => (HOSTID_PATH.to_owned(), first_line(root, HOSTID_PATH)?),
+            None => (String::new(), None),
         };
         let name = name
             .map(|value| {
                 Nqn::new(&value).map_err(|error| IdentityError::HostNqn {
-                    from: name_from.to_owned(),
+                    from: name_from.clone(),
                     value,
                     problem: error.to_string(),
                 })
@@ -115,14 +121,14 @@ impl Identity {
             .map(|value| {
                 let uuid = Uuid::parse_str(&value).ok().filter(|uuid| !uuid.is_nil());
                 uuid.ok_or_else(|| IdentityError::HostId {
-                    from: id_from.to_owned(),
+                    from: id_from.clone(),
                     value,
                 })
             })
             .transpose()?;
         if let Some(text) = name
             .as_ref()
-            .and_then(|name| not_of_the_form(name_from, name))
+            .and_then(|name| not_of_the_form(&name_from, name))
         {
             tracing::warn!("{text}");
         }
@@ -234,7 +240,9 @@ fn machine_uuid(root: &Path) -> Option<Uuid> {
     let hostname = read(root, HOSTNAME_PATH).unwrap_or_default();
     tracing::warn!(
         "no /etc/machine-id here: the host NQN lasts until the next boot only; to keep one, write \
-         {HOSTNQN_PATH} and {HOSTID_PATH}, or give --hostnqn and --hostid"
+         {HOSTNQN_PATH} and {HOSTID_PATH}, or give {} and {}",
+        Name::Hostnqn,
+        Name::Hostid
     );
     Some(derived(boot, &format!("capstan host {hostname}")))
 }
@@ -345,7 +353,7 @@ mod tests {
         let error = Identity::find_in(&root.0, None, Some("7")).unwrap_err();
         let text = error.to_string();
         assert!(
-            text.starts_with("--hostid is \"7\", expected a UUID other than zero"),
+            text.starts_with("Options::hostid is \"7\", expected a UUID other than zero"),
             "{text}"
         );
         let zero = Identity::find_in(&root.0, None, Some(&UUID.replace(|c| c != '-', "0")));

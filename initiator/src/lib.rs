@@ -79,6 +79,7 @@ mod health;
 mod host;
 pub mod identity;
 mod limits;
+pub mod names;
 mod oneshot;
 pub mod options;
 mod provider;

@@ -9,6 +9,7 @@ use capstan_rdma::ProviderPreference;
 use crate::address::check_traddr;
 use crate::error::OptionsError;
 use crate::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
+use crate::names::Name;
 use crate::race::in_turn;
 
 /// Port of NVMe over Fabrics assigned by IANA, over RDMA and over TCP; also the usual one of
@@ -179,15 +180,15 @@ impl Options {
         })?;
         if self.nr_io_queues > NR_IO_QUEUES_MAX {
             let value = u64::from(self.nr_io_queues);
-            return Err(number("nr-io-queues", value, "0 to 128"));
+            return Err(number(Name::NrIoQueues, value, "0 to 128"));
         }
         if !(QUEUE_ENTRIES_MIN..=QUEUE_ENTRIES_MAX).contains(&self.queue_size) {
             let value = u64::from(self.queue_size);
-            return Err(number("queue-size", value, "2 to 1024"));
+            return Err(number(Name::QueueSize, value, "2 to 1024"));
         }
         if self.hostid == HostId::NONE {
             return Err(OptionsError::Value {
-                name: "hostid",
+                name: Name::Hostid,
                 value: self.hostid.to_string(),
                 expected: "a UUID other than zero",
             });
@@ -195,8 +196,8 @@ impl Options {
         if self.transport == Transport::Rdma && self.asks_digests() {
             return Err(OptionsError::Value {
                 name: match self.header_digest {
-                    true => "hdr-digest",
-                    false => "data-digest",
+                    true => Name::HeaderDigest,
+                    false => Name::DataDigest,
                 },
                 value: true.to_string(),
                 expected: "false with transport rdma: digests are of NVMe/TCP (transport tcp, or auto)",
@@ -204,7 +205,7 @@ impl Options {
         }
         if u32::try_from(self.keep_alive_tmo.as_millis()).is_err() {
             let value = u64::try_from(self.keep_alive_tmo.as_millis()).unwrap_or(u64::MAX);
-            return Err(number("keep-alive-tmo", value, "below 2^32 ms"));
+            return Err(number(Name::KeepAliveTmo, value, "below 2^32 ms"));
         }
         Ok(())
     }
@@ -264,7 +265,7 @@ mod tests {
         bad.queue_size = 1;
         assert_eq!(
             bad.check().unwrap_err().to_string(),
-            "queue-size is 1, expected 2 to 1024"
+            "Options::queue_size is 1, expected 2 to 1024"
         );
         let mut bad = options();
         bad.hostid = HostId::NONE;
@@ -277,7 +278,7 @@ mod tests {
         digest.data_digest = true;
         let told = digest.check().unwrap_err().to_string();
         assert!(
-            told.starts_with("data-digest is true, expected false"),
+            told.starts_with("Options::data_digest is true, expected false"),
             "{told}"
         );
         for transport in [Transport::Tcp, Transport::Auto] {

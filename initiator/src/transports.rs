@@ -11,6 +11,7 @@ use capstan_rdma::{ProviderKind, ProviderPreference, choose};
 use crate::driver::AssociationEngine;
 use crate::error::{ConnectError, TransportFailures};
 use crate::limits::TRANSPORT_ATTEMPT_MS;
+use crate::names::Name;
 use crate::options::{Options, Transport};
 use crate::race;
 
@@ -123,12 +124,12 @@ impl Candidate {
         }
     }
 
-    /// The options of `capstan` that ask for it alone.
-    fn asked_by(self) -> &'static str {
+    /// What asks for it alone.
+    fn asked_by(self) -> Name {
         match self {
-            Self::Verbs => "`--provider verbs`",
-            Self::Iwarp => "`--provider iwarp`",
-            Self::Tcp => "`-t tcp`",
+            Self::Verbs => Name::OverVerbs,
+            Self::Iwarp => Name::OverIwarp,
+            Self::Tcp => Name::OverTcp,
         }
     }
 
@@ -213,13 +214,14 @@ fn leads_on(error: &ConnectError) -> bool {
 }
 
 /// How long a host has waited for all transports, in words, where it could be noticed: more than
-/// `--connect-timeout`, and less where that is long.
+/// its `connect_timeout`, and less where that is long.
 pub(crate) fn tried_for(tried_ms: u64) -> String {
     match tried_ms {
         ..NOTICED_MS => String::new(),
         _ => format!(
-            " after {:.1} s (each has the time of --connect-timeout, {:.1} s at most where no transport is named)",
+            " after {:.1} s (each has the time of {}, {:.1} s at most where no transport is named)",
             Duration::from_millis(tried_ms).as_secs_f32(),
+            Name::ConnectTimeout,
             Duration::from_millis(TRANSPORT_ATTEMPT_MS).as_secs_f32()
         ),
     }
@@ -284,7 +286,8 @@ mod tests {
         let taken = engine.taken().unwrap();
         assert_eq!(taken.in_options(options.clone()).transport, Transport::Tcp);
         let told = taken.to_string();
-        let begin = "over NVMe/TCP, which `-t tcp` takes at once; tried before: RDMA (iwarp): ";
+        let begin =
+            "over NVMe/TCP, which Transport::Tcp takes at once; tried before: RDMA (iwarp): ";
         assert!(told.starts_with(begin), "{told}");
         // What bounds an attempt is for the attempt.
         let timeout_us = engine.connect_timeout_us();
@@ -313,7 +316,7 @@ mod tests {
             "{told}"
         );
         assert!(
-            told.contains("the time of --connect-timeout, 3.5 s at most"),
+            told.contains("the time of Options::connect_timeout, 3.5 s at most"),
             "{told}"
         );
         let names: Vec<_> = failures.0.iter().map(|(name, _)| &**name).collect();
@@ -346,7 +349,7 @@ mod tests {
         let begun = Instant::now();
         let error = connect(&options(address), &[address]).err().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(3), "{error}");
-        assert!(!error.to_string().contains("--connect-timeout"), "{error}");
+        assert!(!error.to_string().contains("connect_timeout"), "{error}");
         assert!(
             matches!(error, ConnectError::Transports { .. }),
             "{error:?}"

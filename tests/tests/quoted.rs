@@ -464,6 +464,41 @@ fn keys_that_messages_name_are_keys_of_the_configuration() {
     assert!(seen >= 20, "{seen}");
 }
 
+/// What `capstan` alone has of the library, in its `internals`.
+const OF_CAPSTAN: [&str; 4] = [
+    "initiator/src/claim.rs",
+    "initiator/src/claim/",
+    "initiator/src/front_ends/disk/",
+    "initiator/src/health.rs",
+];
+
+/// A program that uses it has other options, or none.
+#[test]
+fn the_library_names_no_option_and_no_command_of_capstan() {
+    let root = root();
+    let mut files = Vec::new();
+    sources(&root.join("initiator/src"), &mut files);
+    let shown = |file: &Path| file.strip_prefix(&root).unwrap().display().to_string();
+    files.retain(|file| !OF_CAPSTAN.iter().any(|of| shown(file).starts_with(of)));
+    assert!(files.len() > 40, "{files:?}");
+    let mut found = Vec::new();
+    for file in files {
+        for line in messages_of(&file).lines() {
+            let strings = line.split('"').skip(1).step_by(2);
+            let named = strings.filter(|text| {
+                let words = text.split([' ', '(', '`', ',', ';', ':']);
+                let mut options = words.filter(|word| {
+                    word.strip_prefix("--")
+                        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase()))
+                });
+                options.next().is_some() || text.contains("`capstan ") || text.contains("`-")
+            });
+            found.extend(named.map(|text| format!("{}: {text}", shown(&file))));
+        }
+    }
+    assert_eq!(found, [""; 0], "of capstan alone");
+}
+
 /// Options of other programs that messages name.
 const FOREIGN_OPTIONS: [&str; 30] = [
     "--detach",

@@ -23,6 +23,7 @@ mod left_over;
 mod logs;
 mod mount;
 mod mount_options;
+mod named;
 mod other_words;
 mod others;
 mod output;
@@ -44,6 +45,7 @@ use std::process::ExitCode;
 
 use args::OutputFormat;
 use capstan_initiator::internals::variables;
+use capstan_initiator::names;
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;
@@ -139,6 +141,7 @@ enum Command {
 
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
 fn main() -> ExitCode {
+    names::call(named::named);
     if let Err(error) = interrupt::outlive_file_size_limit() {
         output::error(&error);
         return ExitCode::FAILURE;

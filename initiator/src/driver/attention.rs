@@ -8,6 +8,7 @@ use super::request::Piece;
 use super::troubles::{Kind, Trouble};
 use crate::error::{Losses, next_step};
 use crate::host::AssociationStatus;
+use crate::names::Name;
 use crate::words::Count;
 
 /// What to do about writes that may be lost.
@@ -44,8 +45,8 @@ impl AssociationEngine {
     pub(crate) fn attention(&self, nsid: u32, now_us: u64) -> Option<String> {
         let failed = matches!(self.status(now_us), AssociationStatus::Failed(_)).then(|| {
             format!(
-                "all I/O to namespace {nsid} fails, as the association has failed: unmount the volume with \
-                 `capstan umount`, or detach it where it is not mounted, then mount or attach it anew"
+                "all I/O to namespace {nsid} fails, as the association has failed: connect anew: {}",
+                Name::ConnectAnew
             )
         });
         let troubles = self.troubles.of(nsid, now_us).map(Trouble::to_string);
@@ -148,8 +149,9 @@ impl AssociationEngine {
         (!self.host.has_ended_in_order()).then(|| {
             format!(
                 "whether all acknowledged writes to namespace {nsid} are on the medium is unknown: the association \
-                 ended without a shutdown of the controller; `capstan flush` makes them durable, unless the target's \
-                 machine was started anew meanwhile: then check what is there"
+                 ended without a shutdown of the controller; {} makes them durable, unless the target's \
+                 machine was started anew meanwhile: then check what is there",
+                Name::Flush
             )
         })
     }

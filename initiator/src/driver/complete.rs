@@ -157,7 +157,7 @@ impl AssociationEngine {
             let cause = ConnectError::Timeout {
                 step: "an I/O command",
                 waited_ms: now_us.saturating_sub(oldest_us) / 1000,
-                next: "the target or its storage hangs; see its log",
+                next: "the target or its storage hangs; see its log".to_owned(),
             };
             self.host.handle_broken(cause, now_us);
         }

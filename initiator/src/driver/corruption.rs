@@ -2,6 +2,7 @@
 //! that the log alone tells of it.
 
 use crate::limits::TROUBLE_QUIET_US;
+use crate::names::Name;
 
 /// Commands whose data did not arrive as it was sent.
 #[derive(Debug, Default)]
@@ -37,8 +38,9 @@ impl Corruption {
             ),
             false => format!(
                 "queue {qid}: the controller says that data did not arrive as it was sent (Transient Transport Error{before}); \
-                 I/O is tried again. With --data-digest its CRC32C did not match: look at the network devices between this \
-                 host and the target"
+                 I/O is tried again. With {} its CRC32C did not match: look at the network devices between this \
+                 host and the target",
+                Name::DataDigest
             ),
         })
     }

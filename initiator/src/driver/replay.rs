@@ -12,6 +12,7 @@ use super::request::Piece;
 use crate::error::IoError;
 use crate::host::Event;
 use crate::limits::UNKNOWN_RANGES_MAX;
+use crate::names::Name;
 use crate::options::ReplayWrites;
 use crate::words::Count;
 
@@ -170,9 +171,10 @@ impl AssociationEngine {
         let again = self.requests.writes_sent_again();
         if again > 0 && self.config.host.replay_writes == ReplayWrites::Immediate {
             tracing::warn!(
-                "{}, sent and not answered, that would change media: sent again at once, as --replay-writes=immediate asks; \
+                "{}, sent and not answered, that would change media: sent again at once, as {} asks; \
                  an old copy may undo what is written there later",
-                Count(u64::try_from(again).unwrap_or(u64::MAX), "command")
+                Count(u64::try_from(again).unwrap_or(u64::MAX), "command"),
+                Name::ReplayImmediate
             );
         }
     }

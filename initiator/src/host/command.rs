@@ -319,8 +319,8 @@ impl Host {
             return;
         };
         let next = match command.purpose {
-            Purpose::KeepAlive => "the target or the network is gone, or KATO is too short for it",
-            _ => "the target is too busy or hangs; see its log",
+            Purpose::KeepAlive => "the target or the network is gone, or KATO is too short for it".to_owned(),
+            _ => "the target is too busy or hangs; see its log".to_owned(),
         };
         let waited_ms = now_us.saturating_sub(command.sent_us) / 1000;
         let step = command.purpose.name();

@@ -30,6 +30,7 @@ use super::association::{Host, State};
 use super::command::Purpose;
 use super::info::ControllerInfo;
 use crate::limits::{CQT_ASSUMED_MS, RESET_AGAIN_US, RESET_LOOK_US};
+use crate::names::Name;
 use crate::options::ReplayWrites;
 
 /// Bytes of the Cross-Controller Reset log page with all of its entries.
@@ -212,8 +213,10 @@ impl Host {
         let quiet = self.info.quiet_time(self.config.kato_ms);
         let how_long = match quiet {
             Some(time) => format!("because the target says so, or {} ms: {time}", time.ms()),
-            None => "because the target says so; as Keep Alive is off (--keep-alive-tmo 0) no time is long enough"
-                .to_owned(),
+            None => format!(
+                "because the target says so; as Keep Alive is off ({} is 0) no time is long enough",
+                Name::KeepAliveTmo
+            ),
         };
         self.fence = Some(Fence {
             old,
@@ -418,8 +421,9 @@ impl Host {
                 tracing::warn!(
                     old = fence.old.icid,
                     wait_ms,
-                    "writes wait for the old controller's time, as {why}: {time}; a shorter \
-                     --keep-alive-tmo (-k) makes it shorter"
+                    "writes wait for the old controller's time, as {why}: {time}; a shorter {} \
+                     makes it shorter",
+                    Name::KeepAliveTmo
                 );
             }
             None => self.give_writes_up(

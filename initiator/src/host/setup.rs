@@ -436,21 +436,21 @@ impl Host {
         let (bound_us, next) = match step {
             Step::OpenAdmin | Step::OpenIo(_) => (
                 self.config.connect_timeout_us,
-                "check that the address is right and reachable and that the target runs",
+                "check that the address is right and reachable and that the target runs".to_owned(),
             ),
             Step::Ready => (
                 self.ready_timeout_ms * 1000,
-                "the controller needs longer than its CAP.TO says; see the target's log",
+                "the controller needs longer than its CAP.TO says; see the target's log".to_owned(),
             ),
             Step::Scan => (
                 self.config
                     .admin_timeout_us
                     .saturating_mul(SCAN_COMMANDS_SLOW),
-                "the target is too busy; raise the admin timeout",
+                "the target is too busy; raise the admin timeout".to_owned(),
             ),
             _ => (
                 self.config.admin_timeout_us,
-                "the target is too busy or hangs; see its log",
+                "the target is too busy or hangs; see its log".to_owned(),
             ),
         };
         let error = ConnectError::Timeout {

@@ -7,6 +7,7 @@ use capstan_nvme_proto::rdma_cm::{CmReject, RejectStatus};
 use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::RejectReason;
 
+use crate::names::Name;
 use crate::options::Transport;
 
 /// What this host said when it asked to connect.
@@ -21,21 +22,25 @@ pub(super) struct Asked<'a> {
 }
 
 /// A refused RDMA connection: the reason, and what to do.
-pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, &'static str) {
+pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, String) {
     match reason {
         RejectReason::NoListener => (
             "nothing listens there".to_owned(),
             "check the address and port; on the target: `ss -ltn` (iwarp) or `rdma resource show cm_id` (verbs) shows \
-             what listens",
+             what listens"
+                .to_owned(),
         ),
         RejectReason::Protocol => (
             "it does not speak this RDMA protocol".to_owned(),
-            "check that the port is one of NVMe over RDMA and that --provider fits the target's \
-             (iwarp or verbs)",
+            format!(
+                "check that the port is one of NVMe over RDMA and that {} fits the target's (iwarp \
+                 or verbs)",
+                Name::Provider
+            ),
         ),
         RejectReason::Other { code, words } => (
             format!("{words} (transport code {code})"),
-            "see the target's log for the reason",
+            "see the target's log for the reason".to_owned(),
         ),
         RejectReason::Consumer => match CmReject::parse(private_data) {
             Ok(reject) => (
@@ -44,30 +49,37 @@ pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, &'
             ),
             Err(error) => (
                 format!("without a reason ({error})"),
-                "see the target's log for the reason",
+                "see the target's log for the reason".to_owned(),
             ),
         },
     }
 }
 
-fn reject_hint(status: RejectStatus) -> &'static str {
+fn reject_hint(status: RejectStatus) -> String {
     match status {
-        RejectStatus::NO_RESOURCES => {
-            "the target is at its limit of connections or memory: lower --nr-io-queues or \
-             --queue-size, or raise the target's limits"
-        }
+        RejectStatus::NO_RESOURCES => format!(
+            "the target is at its limit of connections or memory: lower {} or {}, or raise the \
+             target's limits",
+            Name::NrIoQueues,
+            Name::QueueSize
+        ),
         RejectStatus::INVALID_HSQSIZE | RejectStatus::INVALID_HRQSIZE => {
-            "lower --queue-size to what the target allows"
+            format!("lower {} to what the target allows", Name::QueueSize)
         }
         // There is only the one format that was sent.
-        RejectStatus::INVALID_RECFMT => {
-            "this listener may speak NVMe/TCP only: try `-t tcp`, or let it speak RDMA (transports of its [[listener]])"
+        RejectStatus::INVALID_RECFMT => format!(
+            "this listener may speak NVMe/TCP only: try {}, or let it speak RDMA (transports of its [[listener]])",
+            Name::OverTcp
+        ),
+        RejectStatus::INVALID_QID => {
+            format!("lower {} to what the target allows", Name::NrIoQueues)
         }
-        RejectStatus::INVALID_QID => "lower --nr-io-queues to what the target allows",
         RejectStatus::INVALID_IRD | RejectStatus::INVALID_ORD => {
-            "the two RDMA devices disagree on RDMA READ depth; see the target's log"
+            "the two RDMA devices disagree on RDMA READ depth; see the target's log".to_owned()
         }
-        _ => "host and target disagree on the RDMA_CM private data; see the target's log",
+        _ => {
+            "host and target disagree on the RDMA_CM private data; see the target's log".to_owned()
+        }
     }
 }
 
@@ -84,7 +96,9 @@ pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>)
     match status.code() {
         Status::CONNECT_INVALID_HOST => format!(
             "host {hostnqn} (host identifier {hostid}) may not connect to {subnqn}: add it to the \
-             subsystem's allowed hosts, or connect with --hostnqn and --hostid of an allowed one"
+             subsystem's allowed hosts, or connect with {} and {} of an allowed one",
+            Name::Hostnqn,
+            Name::Hostid
         ),
         Status::CONNECT_INVALID_PARAMETERS => invalid_parameters(location, asked),
         Status::CONNECT_CONTROLLER_BUSY if qid == 0 => format!(
@@ -95,37 +109,45 @@ pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>)
         // Its controller is there.
         Status::CONNECT_CONTROLLER_BUSY => format!(
             "the target has a controller for this host, and no memory for I/O queue {qid} of {entries} entries, or it has \
-             not finished with an earlier one (its log says which); lower --queue-size or --nr-io-queues, disconnect \
-             another host, or raise the target's limit of memory (of capstan-target memory_budget)"
+             not finished with an earlier one (its log says which); lower {} or {}, disconnect \
+             another host, or raise the target's limit of memory (of capstan-target memory_budget)",
+            Name::QueueSize,
+            Name::NrIoQueues
         ),
         // There is only the one format that was sent.
-        Status::CONNECT_INCOMPATIBLE_FORMAT if transport == Transport::Tcp => {
-            "this listener may speak NVMe/RDMA only: try `-t rdma`, or let it speak NVMe/TCP (transports of its \
-             [[listener]])"
-                .to_owned()
-        }
+        Status::CONNECT_INCOMPATIBLE_FORMAT if transport == Transport::Tcp => rdma_only(),
         Status::CONNECT_INCOMPATIBLE_FORMAT => {
             "the target does not know record format 0 of Connect; it speaks another revision of \
              NVMe over Fabrics"
                 .to_owned()
         }
-        Status::CONNECT_RESTART_DISCOVERY => {
-            "the target wants discovery to be done again; run `capstan discover` and connect to \
-             what it shows"
-                .to_owned()
-        }
+        Status::CONNECT_RESTART_DISCOVERY => format!(
+            "the target wants discovery to be done again: connect to what {} shows",
+            Name::Discover
+        ),
         Status::AUTHENTICATION_REQUIRED => {
             "the target wants authentication (DH-HMAC-CHAP), which this host cannot do yet"
                 .to_owned()
         }
         Status::INVALID_QUEUE_SIZE => {
-            format!("{entries} queue entries are too many; lower --queue-size")
+            format!(
+                "{entries} queue entries are too many; lower {}",
+                Name::QueueSize
+            )
         }
         _ => match status.name(StatusContext::Fabrics) {
             Some(_) => format!("queue {qid} of {subnqn}; see the target's log for the reason"),
             None => "a status this host does not know; see the target's log".to_owned(),
         },
     }
+}
+
+/// What may be wrong where a listener takes no NVMe/TCP, and what to do.
+pub(crate) fn rdma_only() -> String {
+    format!(
+        "this listener may speak NVMe/RDMA only: try {}, or let it speak NVMe/TCP (transports of its [[listener]])",
+        Name::OverRdma
+    )
 }
 
 fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
@@ -139,8 +161,8 @@ fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
     } = asked;
     match location {
         ConnectData::SUBNQN_LOCATION => format!(
-            "there is no subsystem {subnqn} at this address; run `capstan discover` to see those \
-             this host may use{}",
+            "there is no subsystem {subnqn} at this address; {} shows those this host may use{}",
+            Name::Discover,
             if subnqn.uuid().is_some() {
                 ", and give the name as it is written there: the digits of a UUID count in upper or \
                  lower case"
@@ -149,11 +171,15 @@ fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
             }
         ),
         ConnectData::HOSTNQN_LOCATION => {
-            format!("the host NQN {hostnqn} is not acceptable; check --hostnqn")
+            format!(
+                "the host NQN {hostnqn} is not acceptable; check {}",
+                Name::Hostnqn
+            )
         }
         ConnectData::HOSTID_LOCATION => format!(
             "the host identifier {hostid} is not acceptable; give the one that belongs to \
-             {hostnqn} with --hostid"
+             {hostnqn} with {}",
+            Name::Hostid
         ),
         ConnectData::CNTLID_LOCATION => format!(
             "the controller identifier is not acceptable for queue {qid}; the controller was \
@@ -161,13 +187,22 @@ fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
         ),
         // Offsets of NVMe Base 2.1, section 6.3 (Connect Command - Submission Queue Entry).
         ErrorLocation::Sqe { byte: 42 | 43, .. } => {
-            format!("queue identifier {qid} is not acceptable; lower --nr-io-queues")
+            format!(
+                "queue identifier {qid} is not acceptable; lower {}",
+                Name::NrIoQueues
+            )
         }
         ErrorLocation::Sqe { byte: 44 | 45, .. } => {
-            format!("{entries} queue entries are too many; lower --queue-size")
+            format!(
+                "{entries} queue entries are too many; lower {}",
+                Name::QueueSize
+            )
         }
         ErrorLocation::Sqe { byte: 48..=51, .. } => {
-            "the Keep Alive Timeout is not acceptable; change --keep-alive-tmo".to_owned()
+            format!(
+                "the Keep Alive Timeout is not acceptable; change {}",
+                Name::KeepAliveTmo
+            )
         }
         ErrorLocation::Unspecified | ErrorLocation::Sqe { .. } | ErrorLocation::Data { .. } => {
             format!("the target does not say which parameter of queue {qid} it means; see its log")
@@ -251,10 +286,10 @@ mod tests {
     fn cm_rejects_have_words_and_a_next_step() {
         let (reason, next) = rejected(RejectReason::Consumer, &[0, 0, 6, 0]);
         assert_eq!(reason, "RDMA_CM reject: No Resources");
-        assert!(next.contains("--queue-size"));
+        assert!(next.contains("Options::queue_size"), "{next}");
         let (reason, next) = rejected(RejectReason::Consumer, &[0, 0, 2, 0]);
         assert_eq!(reason, "RDMA_CM reject: Invalid RECFMT");
-        assert!(next.contains("`-t tcp`"), "{next}");
+        assert!(next.contains("try Transport::Tcp"), "{next}");
         let (reason, _) = rejected(RejectReason::Consumer, &[]);
         assert!(reason.starts_with("without a reason"));
         assert!(

@@ -290,7 +290,7 @@ mod tests {
             ConnectError::Rejected {
                 qid: 0,
                 reason: "nothing listens there".to_owned(),
-                next: "check the address",
+                next: "check the address".to_owned(),
             },
         );
         assert_eq!(rejected.len(), 1);

@@ -104,7 +104,7 @@ fn a_controller_that_is_not_shut_down_leaves_it_unknown() {
     given_up.peer.refuse = true;
     given_up.peer.drop_connections();
     given_up.until(|world| world.events.iter().any(|event| event.starts_with("failed")));
-    assert!(given_up.attention(1).unwrap().contains("attach it anew"));
+    assert!(given_up.attention(1).unwrap().contains("connect anew"));
     let losses = [silent.end(), unreachable.end(), given_up.engine.losses().0];
     for losses in losses {
         let [text] = &losses[..] else {
@@ -212,7 +212,7 @@ fn writes_that_were_never_answered_are_told_when_the_association_fails() {
     let text = world.attention(1).unwrap();
     for words in [
         "all I/O to namespace 1 fails",
-        "attach it anew",
+        "connect anew",
         "3 writes to namespace 1, sent and never answered,",
     ] {
         assert!(text.contains(words), "{text}");

@@ -12,6 +12,8 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::{Mode, fchmod};
 
+use crate::names::Name;
+
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
@@ -19,10 +21,10 @@ const BACKLOG: i32 = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Something serves it.
-    #[error("socket {}: another process listens on it; stop that one or choose another --socket", .0.display())]
+    #[error("socket {}: another process listens on it; stop that one or choose another {}", .0.display(), Name::Socket)]
     InUse(PathBuf),
     /// Something that is no socket is there.
-    #[error("socket {}: the file exists and is no socket; choose another --socket", .0.display())]
+    #[error("socket {}: the file exists and is no socket; choose another {}", .0.display(), Name::Socket)]
     NotASocket(PathBuf),
     /// The system says no.
     #[error("socket {}: {source}; expected a path of at most 107 bytes in a folder this user can write", .path.display())]
