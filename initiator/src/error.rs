@@ -14,7 +14,7 @@ use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
-use crate::host::{Held, NamespaceInfo};
+use crate::host::{Held, NamespaceInfo, rdma_only};
 use crate::names::Name;
 use crate::transports::tried_for;
 use crate::words::Count;
@@ -90,7 +90,17 @@ pub enum ConnectError {
         /// The target's reason.
         reason: String,
         /// What to do.
-        next: &'static str,
+        next: String,
+    },
+    /// Over NVMe/TCP no ICResp came: the other side sent something else, or closed the connection.
+    #[error("queue {qid}: no ICResp came: {why}{}", next_of_mute(*is_mute))]
+    NoIcResp {
+        /// The queue.
+        qid: u16,
+        /// Why.
+        why: String,
+        /// It was closed without anything having been sent, as what does not speak NVMe/TCP may do.
+        is_mute: bool,
     },
     /// The controller refused the Connect command.
     #[error(
@@ -198,6 +208,54 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// The same, without [`ConnectError::next_step`]: where another transport has led to the
+    /// controller, that is done.
+    #[must_use]
+    pub fn without_next_step(&self) -> String {
+        match self {
+            Self::Rejected { qid, reason, .. } => {
+                format!("queue {qid}: the target refused the connection: {reason}")
+            }
+            Self::NoIcResp { qid, why, .. } => format!("queue {qid}: no ICResp came: {why}"),
+            Self::Addresses { name, failures } => {
+                let each = failures.0.iter();
+                let texts: Vec<_> = each
+                    .map(|(address, error)| format!("{address}: {}", error.without_next_step()))
+                    .collect();
+                format!(
+                    "none of the addresses of {name} takes it: {}",
+                    texts.join("; ")
+                )
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// What to do where a target does not take a connection by this transport; `None` of other
+    /// reasons.
+    #[must_use]
+    pub fn next_step(&self) -> Option<String> {
+        match self {
+            Self::Rejected { next, .. } => Some(next.clone()),
+            Self::NoIcResp { is_mute: true, .. } => Some(no_tcp()),
+            _ => None,
+        }
+    }
+}
+
+/// What to do about a connection by NVMe/TCP that was closed without a word.
+fn no_tcp() -> String {
+    format!("{}; else the target's log says why", rdma_only())
+}
+
+fn next_of_mute(is_mute: bool) -> String {
+    match is_mute {
+        true => format!("; {}", no_tcp()),
+        false => String::new(),
+    }
+}
+
 /// What is wrong with each of several addresses.
 #[derive(Clone, Debug)]
 pub struct Failures(pub Arc<[(SocketAddr, Arc<ConnectError>)]>);
@@ -217,10 +275,11 @@ impl fmt::Display for Failures {
 pub struct TransportFailures(pub Arc<[(String, Arc<ConnectError>)]>);
 
 impl TransportFailures {
-    pub(crate) fn joined(failures: &[(String, Arc<ConnectError>)]) -> String {
-        let each = failures.iter();
+    /// Why, of each, without the next step: that was to take another transport.
+    pub(crate) fn without_next_steps(&self) -> String {
+        let each = self.0.iter();
         let texts: Vec<_> = each
-            .map(|(name, error)| format!("{name}: {error}"))
+            .map(|(name, error)| format!("{name}: {}", error.without_next_step()))
             .collect();
         texts.join("; ")
     }
@@ -228,7 +287,11 @@ impl TransportFailures {
 
 impl fmt::Display for TransportFailures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&Self::joined(&self.0))
+        for (at, (name, error)) in self.0.iter().enumerate() {
+            let separator = if at == 0 { "" } else { "; " };
+            write!(f, "{separator}{name}: {error}")?;
+        }
+        Ok(())
     }
 }
 

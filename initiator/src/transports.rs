@@ -66,7 +66,7 @@ impl fmt::Display for TakenTransport {
                 f,
                 ", which {} takes at once; tried before: {}",
                 self.candidate.asked_by(),
-                self.passed
+                self.passed.without_next_steps()
             ),
         }
     }
@@ -204,6 +204,7 @@ fn leads_on(error: &ConnectError) -> bool {
         | ConnectError::Rejected { .. }
         | ConnectError::Timeout { .. }
         | ConnectError::Disconnected { .. }
+        | ConnectError::NoIcResp { .. }
         | ConnectError::Protocol { .. }
         | ConnectError::Resources { .. } => true,
         ConnectError::Addresses { failures, .. } => {

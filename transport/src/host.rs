@@ -105,6 +105,14 @@ pub enum OpenError {
     Connection(CmError),
     /// It was made and ended before it could be used, for this reason.
     Disconnected(String),
+    /// Over NVMe/TCP no ICResp came: the controller sent something else, or ended it.
+    NoIcResp {
+        /// Why.
+        why: String,
+        /// The other side has closed it without having sent anything, as what does not speak
+        /// NVMe/TCP may do.
+        is_mute: bool,
+    },
 }
 
 /// Why a queue has ended.

@@ -43,3 +43,4 @@ pub use fencing::Held;
 pub use info::{ControllerInfo, NamespaceInfo, Unusable};
 pub(crate) use queue::SubmissionQueue;
 pub use queue::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, SlotIndex};
+pub(crate) use words::rdma_only;

@@ -224,8 +224,12 @@ impl TcpHostWire {
                     Some(HostQueueEvent::Ended(reason)) => {
                         let until = Instant::now() + Duration::from_micros(LAST_WORD_US);
                         connection.send_term_req(until);
-                        let why = end_text(reason);
-                        Err(OpenError::Disconnected(format!("before ICResp: {why}")))
+                        let counts = connection.link.counts();
+                        let has_sent = counts.direct_bytes + counts.copied_bytes > 0;
+                        Err(OpenError::NoIcResp {
+                            is_mute: matches!(reason, EndReason::Lost(_)) && !has_sent,
+                            why: end_text(reason),
+                        })
                     }
                     _ if now_us < deadline_us => Ok(Some(Step::SettingUp(connection))),
                     _ => Err(OpenError::Connection(timed_out("ICResp of"))),

@@ -171,6 +171,15 @@ fn why_refused(
             "accepted",
             next,
         )],
+        ConnectError::NoIcResp { .. } => {
+            let next = error.next_step().unwrap_or_else(|| LOG.to_owned());
+            vec![Check::error(
+                connecting,
+                error.without_next_step(),
+                "an ICResp",
+                next,
+            )]
+        }
         ConnectError::Transport { qid, source } => vec![Check::error(
             connecting,
             format!("queue {qid}: {source}"),

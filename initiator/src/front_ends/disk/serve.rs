@@ -524,10 +524,8 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
 
 /// That the target does not want this host, which no attempt changes by itself.
 fn refusal(cause: &ConnectError) -> Option<String> {
-    let is_refusal = matches!(
-        cause,
-        ConnectError::Refused { .. } | ConnectError::Rejected { .. }
-    );
+    let is_refusal = matches!(cause, ConnectError::Refused { .. });
+    let is_refusal = is_refusal || cause.next_step().is_some();
     is_refusal.then(|| format!("the target does not take it back, and its I/O waits: {cause}"))
 }
 

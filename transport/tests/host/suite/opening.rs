@@ -50,7 +50,10 @@ pub(crate) fn a_controller_refuses_the_connection(over: Over) {
         // Some wires fill up what the controller says.
         Seen::Rejected(_, why) if !over.is_tcp() => assert!(why.starts_with(REFUSAL), "{why:?}"),
         Seen::OpenFailed(_, why) if over.is_tcp() => {
-            assert!(why.starts_with("Disconnected"), "{why}");
+            assert!(
+                why.starts_with("NoIcResp") && why.contains("is_mute: true"),
+                "{why}"
+            );
         }
         seen => panic!("{over:?}: {seen:?}"),
     }
