@@ -86,9 +86,11 @@ pub struct Options {
     /// How long a lost controller is waited for before I/O fails; `None` is for ever. 600 s unless
     /// set.
     pub ctrl_loss_tmo: Option<Duration>,
-    /// How long each step of setting up a connection may take. 5 s unless set.
+    /// How long each step of setting up an association may take: each connection, and each command
+    /// up to the last Identify. A controller has besides what it asks for to become ready (CAP.TO).
+    /// 5 s unless set.
     pub connect_timeout: Duration,
-    /// How long an admin command may take. 30 s unless set.
+    /// How long an admin command may take once the association is set up. 30 s unless set.
     pub admin_timeout: Duration,
     /// How long an I/O command may take before the connection counts as lost. 30 s unless set.
     pub io_timeout: Duration,

@@ -92,7 +92,8 @@ pub(crate) struct ConnectArgs {
         value_parser = parse_ctrl_loss_tmo
     )]
     pub(crate) ctrl_loss_tmo: i64,
-    /// How long each connection may take to set up, in seconds.
+    /// How long each step of setting up an association may take, in seconds: each connection, and
+    /// each command up to the last Identify.
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = within::<u32>(1..=DAY_S))]
     pub(crate) connect_timeout: u32,
     /// How long an I/O may take before the connection counts as lost, in seconds.

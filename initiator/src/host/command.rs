@@ -10,6 +10,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use super::action::{Action, CommandData, CommandReply, Event, Step};
 use super::association::{Host, State};
 use super::queue::SlotIndex;
+use super::words;
 use crate::error::{CommandError, ConnectError};
 
 /// Admin commands of the owner that may wait for a slot.
@@ -237,6 +238,10 @@ impl Host {
             // The controller answers when there is an event, which may be never.
             Purpose::AsyncEvent => None,
             Purpose::KeepAlive => Some(u64::from(self.config.kato_ms) * 1000),
+            Purpose::Setup(_) => Some(self.config.connect_timeout_us),
+            Purpose::Scan if matches!(self.state, State::Connecting { .. }) => {
+                Some(self.config.connect_timeout_us)
+            }
             _ => Some(self.config.admin_timeout_us),
         };
         self.send_on(0, purpose, timeout_us, data, now_us, encode);
@@ -319,7 +324,10 @@ impl Host {
             return;
         };
         let next = match command.purpose {
-            Purpose::KeepAlive => "the target or the network is gone, or KATO is too short for it".to_owned(),
+            Purpose::KeepAlive => {
+                "the target or the network is gone, or KATO is too short for it".to_owned()
+            }
+            _ if matches!(self.state, State::Connecting { .. }) => words::hangs_in_setup(),
             _ => "the target is too busy or hangs; see its log".to_owned(),
         };
         let waited_ms = now_us.saturating_sub(command.sent_us) / 1000;

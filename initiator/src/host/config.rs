@@ -19,9 +19,10 @@ pub struct HostConfig {
     pub queue_size: u16,
     /// Keep Alive Timeout in milliseconds; 0 is off.
     pub kato_ms: u32,
-    /// Bound of each connection of the set-up, in microseconds.
+    /// Bound of each step of the set-up, in microseconds: of each connection and of each command. A
+    /// controller has besides what it asks for to become ready (CAP.TO).
     pub connect_timeout_us: u64,
-    /// Bound of each admin command, in microseconds.
+    /// Bound of each admin command once the association is set up, in microseconds.
     pub admin_timeout_us: u64,
     /// Longest wait between attempts to reconnect, in milliseconds.
     pub reconnect_delay_ms: u64,

@@ -35,7 +35,8 @@ const READY_POLL_US: u64 = 10_000;
 const READY_TIMEOUT_MIN_MS: u64 = 1000;
 /// Where CATTR is in the SQE of a Connect (NVMe Base 2.1, Connect command, CDW11 bits 23:16).
 const CATTR_BYTE: u8 = 46;
-/// Commands of a scan that may each take as long as an admin command may.
+/// Commands whose time a scan has as a whole, of the up to 3073 of
+/// [`NAMESPACES_MAX`](super::scan::NAMESPACES_MAX): with 30 s, 39 ms for each.
 const SCAN_COMMANDS_SLOW: u64 = 4;
 
 /// Whether a Connect may have been refused for its CATTR: for what is in its data it was not.
@@ -61,14 +62,11 @@ impl Host {
     /// Goes to `step` and does what it needs.
     fn enter(&mut self, step: Step, now_us: u64) {
         let bound_us = match step {
-            Step::OpenAdmin | Step::OpenIo(_) => self.config.connect_timeout_us,
+            // Each look at CSTS has the bound of a step.
             Step::Ready => self.ready_timeout_ms * 1000,
-            // Each of its commands has its own bound.
-            Step::Scan => self
-                .config
-                .admin_timeout_us
-                .saturating_mul(SCAN_COMMANDS_SLOW),
-            _ => self.config.admin_timeout_us,
+            // So has each of its commands.
+            Step::Scan => self.scan_timeout_us(),
+            _ => self.config.connect_timeout_us,
         };
         self.state = State::Connecting {
             step,
@@ -120,6 +118,11 @@ impl Host {
                 self.continue_scan(now_us);
             }
         }
+    }
+
+    fn scan_timeout_us(&self) -> u64 {
+        let command_us = self.config.admin_timeout_us;
+        command_us.saturating_mul(SCAN_COMMANDS_SLOW)
     }
 
     fn open_queue(&mut self, qid: u16, entries: u16) {
@@ -184,7 +187,7 @@ impl Host {
             hostnqn: self.config.hostnqn.clone(),
         };
         let data = CommandData::ToController(parameters.encode().as_bytes().into());
-        let timeout_us = Some(self.config.admin_timeout_us);
+        let timeout_us = Some(self.config.connect_timeout_us);
         self.send_on(qid, Purpose::Setup(step), timeout_us, data, now_us, |cid| {
             connect.encode(cid, Sgl::EMPTY)
         });
@@ -443,15 +446,10 @@ impl Host {
                 "the controller needs longer than its CAP.TO says; see the target's log".to_owned(),
             ),
             Step::Scan => (
-                self.config
-                    .admin_timeout_us
-                    .saturating_mul(SCAN_COMMANDS_SLOW),
-                "the target is too busy; raise the admin timeout".to_owned(),
+                self.scan_timeout_us(),
+                "the target is too busy for so many namespaces; see its log".to_owned(),
             ),
-            _ => (
-                self.config.admin_timeout_us,
-                "the target is too busy or hangs; see its log".to_owned(),
-            ),
+            _ => (self.config.connect_timeout_us, words::hangs_in_setup()),
         };
         let error = ConnectError::Timeout {
             step: step.name(),

@@ -3,6 +3,7 @@
 mod fencing;
 mod flow_control;
 mod scan;
+mod stalls;
 
 use std::collections::VecDeque;
 
@@ -49,6 +50,8 @@ struct Script {
     now_us: u64,
     /// Connections are answered; otherwise silence.
     reachable: bool,
+    /// Commands that are answered before silence.
+    answers: usize,
     controller: ScriptedController,
     /// Writes are outstanding when connections are given up.
     unanswered: bool,
@@ -67,6 +70,7 @@ impl Script {
             host: Host::new(config, 1, 0),
             now_us: 0,
             reachable: true,
+            answers: usize::MAX,
             controller: ScriptedController::new(),
             unanswered: false,
             events: VecDeque::new(),
@@ -146,6 +150,10 @@ impl Script {
     }
 
     fn command(&mut self, qid: u16, slot: SlotIndex, sqe: &Sqe, data: &CommandData) {
+        let Some(left) = self.answers.checked_sub(1) else {
+            return;
+        };
+        self.answers = left;
         let entries = self.host.queue(qid).map_or(2, |queue| queue.size());
         let head = &mut self.heads[usize::from(qid)];
         *head = (*head + 1) % entries;

@@ -142,6 +142,14 @@ pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>)
     }
 }
 
+/// What to do about a target that does not answer while an association is set up.
+pub(super) fn hangs_in_setup() -> String {
+    format!(
+        "the target is too busy or hangs: see its log, or give it longer ({})",
+        Name::ConnectTimeout
+    )
+}
+
 /// What may be wrong where a listener takes no NVMe/TCP, and what to do.
 pub(crate) fn rdma_only() -> String {
     format!(
