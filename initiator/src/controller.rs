@@ -30,6 +30,7 @@ use crate::options::Options;
 use crate::race;
 use crate::transports::TakenTransport;
 use crate::volume::Volume;
+use crate::wire::Wire;
 
 /// Messages that wait for the driver at once.
 const MAILBOX_MESSAGES: usize = 1024;
@@ -77,6 +78,9 @@ pub struct Snapshot {
     pub status: AssociationStatus,
     /// The transport, where the options had [`Transport::Auto`](crate::Transport::Auto).
     pub taken: Option<TakenTransport>,
+    /// What carries the queues, with the digests in use; while the controller is lost, what carried
+    /// them before. `None` until the association is live.
+    pub wire: Option<Wire>,
     /// Writes that wait until an old controller is known to be gone.
     pub held: Option<Held>,
     /// What a person has to know of each namespace that a front end serves, with what to do.
@@ -236,6 +240,7 @@ impl Controller {
         answer.unwrap_or_else(|| Snapshot {
             status: AssociationStatus::Closed,
             taken: None,
+            wire: None,
             held: None,
             attention: Vec::new(),
             refused: Vec::new(),

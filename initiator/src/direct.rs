@@ -22,6 +22,7 @@ use crate::host::{
 use crate::options::{Options, Transport};
 use crate::race;
 use crate::transports::TakenTransport;
+use crate::wire::Wire;
 
 /// One association on the calling thread. It works only while it is called: between calls
 /// nothing is sent, received or kept alive.
@@ -134,6 +135,13 @@ impl DirectQueue {
     #[must_use]
     pub fn taken(&self) -> Option<&TakenTransport> {
         self.engine.taken()
+    }
+
+    /// What carries the queues, with the digests in use; while the controller is lost, what carried
+    /// them before.
+    #[must_use]
+    pub fn wire(&self) -> Option<&Wire> {
+        self.engine.went_by()
     }
 
     /// What closed the memory windows of commands so far; none are opened on a device that has

@@ -226,6 +226,7 @@ impl Driver {
         Snapshot {
             status: self.engine.status(now_us),
             taken: self.engine.taken().cloned(),
+            wire: self.engine.went_by().cloned(),
             held: self.engine.held(now_us),
             attention: self.of_front_ends(|engine, nsid| engine.attention(nsid, now_us)),
             refused: self.of_front_ends(AssociationEngine::refusal),

@@ -90,6 +90,7 @@ mod shortage;
 mod transports;
 mod variables;
 mod volume;
+mod wire;
 mod words;
 
 pub use capstan_nvme_proto::nqn::{HostId, Nqn};
@@ -108,6 +109,7 @@ pub use host::{
 pub use options::{Options, ReplayWrites, Transport};
 pub use transports::TakenTransport;
 pub use volume::{BlockingVolume, Volume};
+pub use wire::Wire;
 
 /// Types of other crates that the signatures of this one name, so that its callers need not depend
 /// on those crates; and NVMe's own, to make commands of.
@@ -236,6 +238,9 @@ pub mod internals {
     }
     pub mod variables {
         pub use crate::variables::check;
+    }
+    pub mod wire {
+        pub use crate::wire::WireFields;
     }
     pub mod words {
         pub use crate::words::{Count, Word, word_of};

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 
 use capstan_nvme_proto::tcp::setup::Digests;
-use capstan_rdma::choose;
+use capstan_rdma::{ProviderKind, choose};
 use capstan_transport::host::HostTransport;
 
 use crate::error::ConnectError;
 use crate::options::{Options, Transport};
 
-/// The way to `destination`, for the calling thread. What was chosen and why is one line of the
-/// log, unless it `is_tried` among others.
+/// The way to `destination`, for the calling thread, with the provider of RDMA. Which of those was
+/// chosen and why is one line of the log, unless it `is_tried` among others.
 ///
 /// # Errors
 /// The provider asked for cannot be used, or the system has no resources for it.
@@ -18,15 +18,12 @@ pub(crate) fn open(
     options: &Options,
     destination: SocketAddr,
     is_tried: bool,
-) -> Result<HostTransport, ConnectError> {
+) -> Result<(HostTransport, Option<ProviderKind>), ConnectError> {
     if options.transport == Transport::Tcp {
         let mut digests = Digests::empty();
         digests.set(Digests::HEADER, options.header_digest);
         digests.set(Digests::DATA, options.data_digest);
-        if !is_tried {
-            tracing::info!(%destination, "using NVMe/TCP: asked for");
-        }
-        return Ok(HostTransport::Tcp(digests));
+        return Ok((HostTransport::Tcp(digests), None));
     }
     let resources = |message| ConnectError::Resources {
         what: "RDMA provider",
@@ -37,7 +34,7 @@ pub(crate) fn open(
     if !is_tried {
         tracing::info!(%destination, "using the {} provider: {why}", kind.name());
     }
-    kind.connection_manager()
-        .map(HostTransport::Rdma)
-        .map_err(|error| resources(error.to_string()))
+    let manager = kind.connection_manager();
+    let manager = manager.map_err(|error| resources(error.to_string()))?;
+    Ok((HostTransport::Rdma(manager), Some(kind)))
 }

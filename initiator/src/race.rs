@@ -79,8 +79,10 @@ fn begin(
     address: SocketAddr,
     is_tried: bool,
 ) -> Result<AssociationEngine, ConnectError> {
-    let way = provider::open(options, address, is_tried)?;
-    direct::engine(options, address, way)
+    let (way, provider) = provider::open(options, address, is_tried)?;
+    let mut engine = direct::engine(options, address, way)?;
+    engine.set_provider(provider);
+    Ok(engine)
 }
 
 struct Race<'a> {

@@ -214,7 +214,50 @@ fn the_first_is_told_with_why_and_a_digest_asks_for_tcp() {
     let log = said(&capstan(at, &["id-ctrl", "-v"]));
     assert_eq!(log.matches(&begin).count(), 1, "{log}");
     let log = said(&capstan(at, &["id-ctrl", "-v", "--hdr-digest"]));
-    assert!(log.contains("using NVMe/TCP: asked for"), "{log}");
+    let line = "connected over NVMe/TCP, header digests destination=";
+    // To the discovery service, and to the subsystem.
+    assert_eq!(log.matches(line).count(), 2, "{log}");
+    let log = said(&capstan(at, &["id-ctrl", "-v", "-n", SUBNQN]));
+    assert_eq!(
+        log.matches("connected over RDMA (iwarp)").count(),
+        1,
+        "{log}"
+    );
+    assert!(target.stop().success());
+}
+
+/// With what is in use, not what was asked for.
+#[test]
+fn bench_tells_what_it_has_measured() {
+    let at = own_address();
+    let target = serve(at, "rdma,tcp");
+    let bench = ["bench", "--size", "1M", "-n", SUBNQN];
+    for (words, line, fields) in [
+        (
+            &["-t", "tcp", "--data-digest"][..],
+            format!("{SUBNQN} namespace 1 over NVMe/TCP, data digests\n"),
+            json!(["tcp", null, null, false, true]),
+        ),
+        (
+            &["--provider", "iwarp"],
+            format!("{SUBNQN} namespace 1 over RDMA (iwarp)\n"),
+            json!(["rdma", "iwarp", "iwarp0", null, null]),
+        ),
+    ] {
+        let text = told(&capstan(at, &[&bench[..], words].concat()));
+        assert!(text.contains(&line), "{text}");
+        let output = capstan(at, &[&bench[..], words, &["-o", "json"]].concat());
+        let told: Value = serde_json::from_str(&told(&output)).expect("JSON");
+        let keys = [
+            "transport",
+            "provider",
+            "rdma_device",
+            "header_digest",
+            "data_digest",
+        ];
+        let seen: Vec<_> = keys.iter().map(|key| told[*key].clone()).collect();
+        assert_eq!(json!(seen), fields, "{told}");
+    }
     assert!(target.stop().success());
 }
 

@@ -203,6 +203,16 @@ impl HostWire {
         either!(self, wire => wire.open(queue, now_us))
     }
 
+    /// The digests that all connected queues have; `None` while there is no connection, and over
+    /// RDMA.
+    #[must_use]
+    pub fn digests(&self) -> Option<Digests> {
+        match self {
+            Self::Rdma(_) => None,
+            Self::Tcp(wire) => wire.digests(),
+        }
+    }
+
     /// What the RDMA device can do; `None` while there is no connection, and over NVMe/TCP.
     #[must_use]
     pub fn device_attributes(&self) -> Option<&DeviceAttributes> {

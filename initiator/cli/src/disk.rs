@@ -26,7 +26,7 @@ use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn, when_
 use super::signatures::{self, Partition};
 use super::tool::Tools;
 use super::volume::{VolumeArgs, require_root};
-use super::{detaching, force, left_over, output, warned};
+use super::{detaching, force, left_over, output, warned, wire};
 
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
@@ -199,6 +199,7 @@ impl List {
                 "SIZE",
                 "MOUNT POINT",
                 "TARGET",
+                "TRANSPORT",
                 "STATE",
                 "PID",
             ],
@@ -305,7 +306,7 @@ impl Row {
     }
 
     fn json(&self) -> Value {
-        json!({
+        let mut told = json!({
             "volume": format!("{}/{}", self.record.subnqn, self.record.nsid),
             "subnqn": self.record.subnqn,
             "nsid": self.record.nsid,
@@ -324,7 +325,9 @@ impl Row {
             "held": self.state.held,
             "attention": self.state.attention,
             "pid": self.record.process.pid,
-        })
+        });
+        wire::add_fields(&mut told, wire::of(&self.record, &self.state));
+        told
     }
 
     fn state_in_words(&self) -> String {
@@ -366,6 +369,7 @@ impl Row {
                 mounts.join(" ")
             },
             format!("{}:{}", self.record.traddr, self.record.trsvcid),
+            wire::in_words(&self.record, &self.state),
             self.state_in_words(),
             self.record.process.pid.to_string(),
         ]

@@ -37,6 +37,7 @@ mod unnamed;
 mod values;
 mod volume;
 mod warned;
+mod wire;
 mod written;
 
 use std::ffi::OsString;

@@ -99,15 +99,20 @@ impl ServeNbd {
             })
             .context("starting the NBD front end")?;
         let uri = nbd::uri(&self.export_name, &socket_path);
+        let wire = controller.snapshot_blocking().wire;
         let is_json = self.output.is_json();
         // Its reader may stop reading: a signal ends this then.
         let told = interrupts.unless_one_comes(move || match is_json {
-            true => output::json(&json!({
-                "uri": uri,
-                "size_bytes": geometry.size_bytes,
-                "lba_bytes": geometry.lba_bytes,
-                "read_only": geometry.read_only,
-            })),
+            true => {
+                let mut told = json!({
+                    "uri": uri,
+                    "size_bytes": geometry.size_bytes,
+                    "lba_bytes": geometry.lba_bytes,
+                    "read_only": geometry.read_only,
+                });
+                super::wire::add(&mut told, wire.as_ref());
+                output::json(&told)
+            }
             false => output::line(&uri),
         });
         let result = match told {

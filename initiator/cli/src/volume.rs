@@ -185,6 +185,15 @@ impl VolumeArgs {
                 if let Some(why) = &record.transport_why {
                     output::note_for_people(why);
                 }
+                if let Some(wire) = record.wire.wire() {
+                    let (traddr, trsvcid) = (&record.traddr, record.trsvcid);
+                    tracing::info!(
+                        traddr,
+                        trsvcid,
+                        subnqn = record.subnqn,
+                        "connected over {wire}"
+                    );
+                }
                 Ok((dir, record))
             }
             Err(error) => {

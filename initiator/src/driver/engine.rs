@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::tcp::setup::Digests;
+use capstan_rdma::ProviderKind;
 use capstan_rdma::contract::DeviceAttributes;
 use capstan_reactor::Armed;
 use capstan_transport::host::{HostEvent, HostTransport, HostWire, WindowsClosed};
@@ -30,6 +31,7 @@ use crate::host::{AssociationStatus, Event, Held, Host, HostConfig, NamespaceInf
 use crate::limits::RESET_DRAIN_US;
 use crate::options::TRANSFER_BYTES_MAX;
 use crate::transports::TakenTransport;
+use crate::wire::Wire;
 
 /// Turns between two looks at the connections and at the clock's deadlines while the
 /// association is live: there are many in a millisecond, or a sleep between them.
@@ -100,7 +102,11 @@ pub(crate) struct AssociationEngine {
     /// Of the same target, which the wire reaches as well: those that have failed longest first.
     pub(super) other_addresses: VecDeque<SocketAddr>,
     /// The transport, where it was to be found.
-    taken: Option<TakenTransport>,
+    pub(super) taken: Option<TakenTransport>,
+    pub(super) provider: Option<ProviderKind>,
+    pub(super) asked_digests: Digests,
+    /// What the queues went by when the association was last live.
+    pub(super) went_by: Option<Wire>,
     pub(super) host: Host,
     pub(super) config: AssociationConfig,
     /// Actions of the host that wait for memory.
@@ -158,6 +164,10 @@ impl AssociationEngine {
             admin: memory.admin.clone(),
             data: memory.data.clone(),
         };
+        let asked_digests = match &transport {
+            HostTransport::Tcp(digests) => *digests,
+            HostTransport::Rdma(_) => Digests::empty(),
+        };
         let wire = HostWire::new(transport, settings).map_err(|error| open_error(0, error))?;
         let commands = usize::from(io_queues) * usize::from(config.host.queue_size);
         let requests = u32::try_from((2 * commands).max(64)).unwrap_or(u32::MAX);
@@ -169,6 +179,9 @@ impl AssociationEngine {
             memory,
             other_addresses: VecDeque::new(),
             taken: None,
+            provider: None,
+            asked_digests,
+            went_by: None,
             host: Host::new(config.host.clone(), config.seed, now_us),
             stalled: VecDeque::new(),
             delayed: Vec::with_capacity(commands),
@@ -210,20 +223,6 @@ impl AssociationEngine {
     /// After a loss these are tried, too.
     pub(crate) fn set_other_addresses(&mut self, others: impl Iterator<Item = SocketAddr>) {
         self.other_addresses = others.collect();
-    }
-
-    /// The transport was to be found, and this one was; from now on each step of a connection may
-    /// take `connect_timeout`.
-    pub(crate) fn set_taken(&mut self, taken: TakenTransport, connect_timeout: Duration) {
-        let timeout_us = u64::try_from(connect_timeout.as_micros()).unwrap_or(u64::MAX);
-        self.config.host.connect_timeout_us = timeout_us;
-        self.host.set_connect_timeout_us(timeout_us);
-        self.taken = Some(taken);
-    }
-
-    /// The transport, where it was to be found.
-    pub(crate) fn taken(&self) -> Option<&TakenTransport> {
-        self.taken.as_ref()
     }
 
     /// How long each step of a connection may take, in microseconds.
@@ -480,6 +479,10 @@ impl AssociationEngine {
                 Event::Closed => {
                     self.note_the_end();
                     self.fail_io(&IoError::Closed);
+                }
+                Event::Live { again } => {
+                    self.note_wire(*again);
+                    self.heard(&event);
                 }
                 event => self.heard(event),
             }

@@ -19,6 +19,7 @@ mod io;
 mod issue;
 mod memory;
 mod open;
+mod over;
 mod passthru;
 mod replay;
 mod request;

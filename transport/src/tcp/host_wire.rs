@@ -47,6 +47,8 @@ struct TcpHostConnection {
     awaits_room: bool,
     /// A command has failed because the controller had not taken its data.
     told_not_taken: bool,
+    /// Those that both sides have agreed on.
+    digests: Digests,
 }
 
 /// A connection being made.
@@ -88,6 +90,15 @@ impl TcpHostWire {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.queues.iter().flatten().count()
+    }
+
+    /// The digests that all connected queues have; `None` while there is no connection.
+    #[must_use]
+    pub fn digests(&self) -> Option<Digests> {
+        let connections = self.queues.iter().flatten();
+        connections
+            .map(|connection| connection.digests)
+            .reduce(Digests::intersection)
     }
 
     /// Begins to connect a queue, one at a time. Leads to [`HostEvent::Connected`] or
@@ -216,7 +227,8 @@ impl TcpHostWire {
                     .link
                     .receive(&mut connection.queue, &mut self.scratch, now_us);
                 match connection.queue.poll_event() {
-                    Some(HostQueueEvent::Ready(_)) => {
+                    Some(HostQueueEvent::Ready(agreed)) => {
+                        connection.digests = agreed.digests;
                         self.established(*connection);
                         events.push((qid, HostEvent::Connected(None)));
                         Ok(None)
@@ -272,6 +284,7 @@ impl TcpHostWire {
             link: Link::new(stream).map_err(failed)?,
             awaits_room: false,
             told_not_taken: false,
+            digests: Digests::empty(),
         };
         connection.flush(&self.epoll);
         Ok(Step::SettingUp(Box::new(connection)))

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use capstan_initiator::NamespaceInfo;
 use capstan_initiator::internals::claim::Claim;
-use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
+use capstan_initiator::{Completion, DirectQueue, Io, NamespaceInfo, Op, Options, Wire};
 use capstan_memory::Buffer;
 use capstan_reactor::Clock;
 use hdrhistogram::Histogram;
@@ -127,6 +126,8 @@ pub(super) struct JobResult {
     pub(super) system: Duration,
     pub(super) verify: Checked,
     pub(super) losses: u64,
+    /// What carried its queue.
+    pub(super) wire: Option<Wire>,
 }
 
 /// An I/O in progress.
@@ -376,6 +377,7 @@ impl Job {
             system: spent(usage.system_time(), usage_before.system_time()),
             verify: self.checked.clone(),
             losses: self.queue.counters().losses,
+            wire: self.queue.wire().cloned(),
         })
     }
 

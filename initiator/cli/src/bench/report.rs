@@ -1,12 +1,13 @@
 //! What was measured, for people and for programs.
 
 use anyhow::Result;
+use capstan_initiator::Wire;
 use capstan_initiator::internals::words::Count;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
 use super::super::interrupt::Interrupted;
-use super::super::output;
+use super::super::{output, wire};
 use super::Bench;
 use super::job::{Checked, JobResult, Plan, Side};
 
@@ -24,6 +25,8 @@ struct Total {
     system_percent: f64,
     verify: Checked,
     losses: u64,
+    /// Of the first job: they all go to one target.
+    wire: Option<Wire>,
 }
 
 impl Total {
@@ -36,6 +39,7 @@ impl Total {
             system_percent: 0.0,
             verify: Checked::default(),
             losses: 0,
+            wire: results.iter().find_map(|job| job.wire.clone()),
         };
         for job in results {
             total.read.add(&job.read)?;
@@ -64,14 +68,18 @@ pub(super) fn print(
         return output::json(&as_json(bench, plan, &total, interrupted.is_some()));
     }
     output::line(&format!(
-        "{}: bs {}, iodepth {}, numjobs {}, {:.1} s, {} namespace {}",
+        "{}: bs {}, iodepth {}, numjobs {}, {:.1} s, {} namespace {}{}",
         bench.rw.name(),
         bytes(f64::from(plan.bs)),
         plan.iodepth,
         plan.jobs,
         total.seconds,
         plan.options.subnqn,
-        plan.nsid
+        plan.nsid,
+        total
+            .wire
+            .as_ref()
+            .map_or_else(String::new, |wire| format!(" over {wire}"))
     ))?;
     for (name, side) in [("read", &total.read), ("write", &total.write)] {
         if side.ios > 0 {
@@ -156,7 +164,7 @@ fn at(latency: &Histogram<u64>, percentile: f64) -> f64 {
 }
 
 fn as_json(bench: &Bench, plan: &Plan, total: &Total, is_interrupted: bool) -> Value {
-    json!({
+    let mut told = json!({
         "capstan version": env!("CARGO_PKG_VERSION"),
         "options": {
             "rw": bench.rw.name(),
@@ -176,7 +184,9 @@ fn as_json(bench: &Bench, plan: &Plan, total: &Total, is_interrupted: bool) -> V
         "sys_cpu": total.system_percent,
         "verify": { "blocks": total.verify.blocks, "wrong": total.verify.wrong },
         "reconnects": total.losses,
-    })
+    });
+    wire::add(&mut told, total.wire.as_ref());
+    told
 }
 
 fn side_json(side: &Side, seconds: f64) -> Value {

@@ -61,7 +61,10 @@ fn volume(dir: &VolumeDir, record: &Record) -> Check {
             return mute(Trouble::mute(dir, record, &mounts, "does not answer"));
         }
     };
-    let seen = state.detail.clone();
+    let seen = match state.wire.wire() {
+        Some(wire) => format!("{}, over {wire}", state.detail),
+        None => state.detail.clone(),
+    };
     let log = format!("its log says more: cat {}", word_of(&dir.log()));
     match (state.state.as_str(), &state.attention) {
         ("live", None) => Check::ok(name, seen),

@@ -139,7 +139,7 @@ fn controller(queue: &DirectQueue, reached: &Reached) -> Check {
     Check::ok(
         "subsystem",
         format!(
-            "controller {} at {} through {device}: {} {}, {} I/O queue(s), transfers of {largest}, {} \
+            "{subnqn}: controller {} at {}{wire}: {} {}, {} I/O queue(s), transfers of {largest}, {} \
              in the capsule",
             info.cntlid,
             reached.address,

@@ -23,6 +23,7 @@ use crate::error::ConnectError;
 use crate::host::{CommandData, Event as HostEvent};
 use crate::options::Transport;
 use crate::scripted::{Answer, IN_CAPSULE_BYTES, LBA_BYTES, NSZE_LBAS, ScriptedController};
+use crate::wire::Wire;
 
 mod faults;
 
@@ -553,4 +554,43 @@ fn a_host_that_sleeps_is_woken_by_room_and_by_responses() {
     let spin = SpinBudget { spin_us: 0 };
     capstan_reactor::run(&mut Sleepers(&mut world, 4), spin).unwrap();
     assert!(world.peer.disk[3 * LBA_BYTES..][..bytes.len()] == bytes);
+}
+
+#[test]
+fn the_digests_in_use_are_told_and_not_those_that_were_asked_for() {
+    for (asked, had) in [
+        (Digests::all(), Digests::all()),
+        (Digests::all(), Digests::DATA),
+        (Digests::HEADER, Digests::DATA),
+        (Digests::empty(), Digests::all()),
+    ] {
+        let mut world = World::new(asked);
+        world.peer.settings.digests = had;
+        assert_eq!(world.engine.went_by(), None);
+        world.until(|world| world.engine.host().is_live());
+        let used = asked & had;
+        let wire = Wire::Tcp {
+            header_digest: used.contains(Digests::HEADER),
+            data_digest: used.contains(Digests::DATA),
+        };
+        assert_eq!(world.engine.went_by(), Some(&wire));
+    }
+}
+
+/// What speaks another transport may close what begins with an ICReq without a word.
+#[test]
+fn a_port_that_closes_the_connection_without_a_word_may_speak_rdma() {
+    let mut world = World::new(Digests::empty());
+    let (listener, engine) = (&world.peer.listener, &mut world.engine);
+    listener.set_nonblocking(false).unwrap();
+    engine.turn(Clock.now_us());
+    drop(listener.accept().unwrap());
+    listener.set_nonblocking(true).unwrap();
+    world.until(|world| !world.events.is_empty());
+    let told = &world.events[0];
+    let begin = "failed: queue 0: no ICResp came: ";
+    assert!(told.starts_with(begin), "{told}");
+    let hint = "; this listener may speak NVMe/RDMA only: try Transport::Rdma, ";
+    assert_eq!(told.matches(hint).count(), 1, "{told}");
+    assert_eq!(told.matches("connection").count(), 1, "{told}");
 }

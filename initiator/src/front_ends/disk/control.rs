@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire::WireFields;
+
 /// How long either side waits for the other. The serving process answers at once or after a
 /// detach, which has limits of its own: 5 s for the kernel to clear the device, 5 s to see whether
 /// others have it open, and 10 s for those.
@@ -71,6 +73,9 @@ pub struct State {
     /// For how long the target has not answered what it is asked for the state, where it has not.
     #[serde(default)]
     pub silent_ms: Option<u64>,
+    /// What carries the queues of the association, or did when it was last live.
+    #[serde(flatten)]
+    pub wire: Box<WireFields>,
 }
 
 impl State {

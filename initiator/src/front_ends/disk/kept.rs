@@ -90,6 +90,7 @@ mod tests {
             trsvcid: 4420,
             transport: None,
             transport_why: None,
+            wire: crate::wire::WireFields::default(),
             size_bytes: 1 << 30,
             lba_bytes: 512,
             read_only: false,

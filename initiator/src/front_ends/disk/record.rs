@@ -16,6 +16,7 @@ use super::serving::Process;
 use crate::front_ends::fuse::FuseConnection;
 use crate::shortage::shortage;
 use crate::variables;
+use crate::wire::WireFields;
 
 /// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit),
 /// which belongs to its user and goes when it stops.
@@ -124,6 +125,9 @@ pub struct Record {
     /// What was taken and why, where no transport was named.
     #[serde(default)]
     pub transport_why: Option<String>,
+    /// What carried its queues when it was attached.
+    #[serde(flatten)]
+    pub wire: WireFields,
     /// Size in bytes; 0 until the controller has told it.
     pub size_bytes: u64,
     /// LBA size in bytes; 0 likewise.
@@ -359,6 +363,7 @@ mod tests {
             trsvcid: 4420,
             transport: Some("tcp".to_owned()),
             transport_why: None,
+            wire: crate::wire::WireFields::default(),
             size_bytes: 1 << 30,
             lba_bytes: 512,
             read_only: false,

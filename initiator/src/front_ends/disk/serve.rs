@@ -34,6 +34,7 @@ use crate::front_ends::unwritten::SharedUnwritten;
 use crate::host::AssociationStatus;
 use crate::options::Options;
 use crate::transports::TakenTransport;
+use crate::wire::WireFields;
 
 /// Data memory of a disk's association, in bytes: the landing place of FUSE writes (1 MiB) and
 /// what is in flight. The loop device sends 128 requests; at 512 KiB and more it is bandwidth
@@ -283,6 +284,7 @@ fn attach(
         trsvcid,
         transport: None,
         transport_why: None,
+        wire: WireFields::default(),
         size_bytes: 0,
         lba_bytes: 0,
         read_only: disk.read_only,
@@ -305,6 +307,7 @@ fn attach(
     let transport = taken.map_or(transport, TakenTransport::transport);
     record.transport = Some(transport.name().to_owned());
     record.transport_why = taken.map(|taken| taken.in_words(&traddr, trsvcid));
+    record.wire = WireFields::of(snapshot.wire.as_ref());
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
     let namespace =
         namespace.ok_or_else(|| IoError::no_namespace(&subnqn, disk.nsid, &snapshot.namespaces))?;
@@ -519,6 +522,7 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         refused,
         scanning: now.scanning,
         silent_ms: None,
+        wire: Box::new(WireFields::of(now.wire.as_ref())),
     }
 }
 
