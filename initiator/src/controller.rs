@@ -23,7 +23,7 @@ use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::front_end::FrontEnd;
 use crate::host::{
     AssociationStatus, CommandData, CommandReply, ControllerInfo, Counters, Discovery, Held,
-    NamespaceInfo,
+    NamespaceInfo, Unidentified,
 };
 use crate::oneshot::{Answer, Promise, block_on, oneshot};
 use crate::options::Options;
@@ -93,6 +93,8 @@ pub struct Snapshot {
     pub controller: ControllerInfo,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceInfo>,
+    /// Namespaces that are left out there, as the controller did not tell what they are.
+    pub unidentified: Vec<Unidentified>,
     /// What the controller did wrong.
     pub counters: Counters,
     /// I/Os that front ends and queues wait for.
@@ -247,6 +249,7 @@ impl Controller {
             scanning: false,
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
+            unidentified: Vec::new(),
             counters: Counters::default(),
             in_progress: 0,
         })
@@ -272,7 +275,12 @@ impl Controller {
         let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
             return Err(match snapshot.status {
                 AssociationStatus::Closed => IoError::Closed,
-                _ => IoError::no_namespace(&self.shared.subnqn, nsid, &snapshot.namespaces),
+                _ => IoError::no_namespace(
+                    &self.shared.subnqn,
+                    nsid,
+                    &snapshot.namespaces,
+                    &snapshot.unidentified,
+                ),
             });
         };
         if let Some(unusable) = &namespace.unusable {

@@ -17,7 +17,7 @@ use crate::driver::{AssociationConfig, AssociationEngine, Completion, Io, Refuse
 use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::host::{
     AssociationStatus, CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event,
-    HostConfig, NamespaceInfo,
+    HostConfig, NamespaceInfo, Unidentified,
 };
 use crate::options::{Options, Transport};
 use crate::race;
@@ -98,6 +98,12 @@ impl DirectQueue {
         self.engine.host().namespaces()
     }
 
+    /// Namespaces that are left out there, as the controller did not tell what they are.
+    #[must_use]
+    pub fn unidentified(&self) -> &[Unidentified] {
+        self.engine.host().unidentified()
+    }
+
     /// A namespace that this host can use.
     ///
     /// # Errors
@@ -105,7 +111,13 @@ impl DirectQueue {
     pub fn namespace(&self, nsid: u32) -> Result<&NamespaceInfo, IoError> {
         let Some(namespace) = self.namespaces().iter().find(|n| n.nsid == nsid) else {
             let subnqn = self.engine.subnqn();
-            return Err(IoError::no_namespace(subnqn, nsid, self.namespaces()));
+            let unidentified = self.unidentified();
+            return Err(IoError::no_namespace(
+                subnqn,
+                nsid,
+                self.namespaces(),
+                unidentified,
+            ));
         };
         match &namespace.unusable {
             None => Ok(namespace),

@@ -233,6 +233,7 @@ impl Driver {
             scanning: host.is_scanning(),
             controller: host.controller().clone(),
             namespaces: host.namespaces().to_vec(),
+            unidentified: host.unidentified().to_vec(),
             counters: host.counters(),
             in_progress: self.engine.in_progress(),
         }
@@ -427,6 +428,13 @@ impl Driver {
             Event::WritesReleased | Event::WritesUnknown { .. } | Event::NotSaved => {}
             Event::Closed => self.over = true,
             Event::NamespacesChanged => self.namespaces_changed(),
+            Event::Unidentified(unidentified) => {
+                let subnqn = self.engine.subnqn().as_str();
+                tracing::warn!(
+                    subnqn,
+                    "{unidentified}; it is left out, see the target's log"
+                );
+            }
             Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),
             Event::CommandDone { token, result } => match self.admin.remove(&token) {
                 Some(AdminOwner::Caller(done)) => done.fulfil(result),

@@ -14,7 +14,7 @@ use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
-use crate::host::{Held, NamespaceInfo, rdma_only};
+use crate::host::{Held, NamespaceInfo, Unidentified, rdma_only};
 use crate::names::Name;
 use crate::transports::tried_for;
 use crate::words::Count;
@@ -332,6 +332,14 @@ pub enum IoError {
         /// Those that it has.
         nsids: Arc<[u32]>,
     },
+    /// The controller lists it, and did not tell what it is.
+    #[error("subsystem {subnqn} lists namespace {}, and this host cannot use it: {unidentified}; see the target's log", unidentified.nsid)]
+    Unidentified {
+        /// Subsystem.
+        subnqn: Arc<str>,
+        /// What has failed.
+        unidentified: Unidentified,
+    },
     /// After a reconnect the namespace is another one.
     #[error(
         "namespace {nsid} is not the one it was: {change}; connect anew to use it: {}",
@@ -395,8 +403,20 @@ pub enum IoError {
 }
 
 impl IoError {
-    /// That `nsid` is none of `namespaces`, which are those of the subsystem.
-    pub(crate) fn no_namespace(subnqn: &Nqn, nsid: u32, namespaces: &[NamespaceInfo]) -> Self {
+    /// That `nsid` is none of `namespaces`, which are those of the subsystem but for the
+    /// `unidentified`.
+    pub(crate) fn no_namespace(
+        subnqn: &Nqn,
+        nsid: u32,
+        namespaces: &[NamespaceInfo],
+        unidentified: &[Unidentified],
+    ) -> Self {
+        if let Some(unidentified) = unidentified.iter().find(|other| other.nsid == nsid) {
+            return Self::Unidentified {
+                subnqn: subnqn.as_str().into(),
+                unidentified: *unidentified,
+            };
+        }
         Self::NoNamespace {
             subnqn: subnqn.as_str().into(),
             nsid,

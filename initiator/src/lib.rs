@@ -104,7 +104,8 @@ pub use error::{CommandError, ConnectError, IoError, Losses, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
 pub use host::{
     AssociationStatus, CommandData, CommandReply, ControllerInfo, Counters, Discovery,
-    DiscoveryError, Held, NamespaceInfo, QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, Unusable,
+    DiscoveryError, Held, NamespaceInfo, QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, Unidentified,
+    Unusable,
 };
 pub use options::{Options, ReplayWrites, Transport};
 pub use transports::TakenTransport;

@@ -85,6 +85,8 @@ pub(crate) struct ScriptedController {
     pub(crate) identify: fn(&mut IdentifyController),
     /// Identify commands of namespaces whose data does not arrive as it was sent.
     pub(crate) corrupt_identifies: u32,
+    /// The status of Identify Namespace for this NSID.
+    pub(crate) fails_identify: Option<(u32, Status)>,
     /// Keep Alives answered.
     pub(crate) keep_alives: u32,
     pub(crate) answer_keep_alive: bool,
@@ -119,6 +121,7 @@ impl ScriptedController {
             nguid: [9; 16],
             identify: |_| {},
             corrupt_identifies: 0,
+            fails_identify: None,
             keep_alives: 0,
             answer_keep_alive: true,
             answer_logs: true,
@@ -149,6 +152,19 @@ impl ScriptedController {
                 self.corrupt_identifies -= 1;
                 Some(Answer {
                     status: Status::TRANSIENT_TRANSPORT_ERROR,
+                    result: 0,
+                    data: Vec::new(),
+                })
+            }
+            AdminCommand::Identify(identify)
+                if identify.cns == Cns::NAMESPACE
+                    && self
+                        .fails_identify
+                        .is_some_and(|(of, _)| of == identify.nsid) =>
+            {
+                let (_, status) = self.fails_identify?;
+                Some(Answer {
+                    status,
                     result: 0,
                     data: Vec::new(),
                 })

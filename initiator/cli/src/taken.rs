@@ -1,6 +1,6 @@
 //! Associations, and the transport that they take where nobody has named one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use capstan_initiator::{ConnectError, DirectQueue, Options, TakenTransport, Transport};
@@ -23,7 +23,20 @@ pub(crate) fn reach(options: &Options) -> Result<DirectQueue, ConnectError> {
     if let Some(taken) = queue.taken() {
         say_taken(options, taken);
     }
+    say_unidentified(&queue);
     Ok(queue)
+}
+
+/// Names the namespaces that the controller lists, and does not tell what they are: once, however
+/// many associations a command has.
+fn say_unidentified(queue: &DirectQueue) {
+    static SAID: OnceLock<()> = OnceLock::new();
+    if queue.unidentified().is_empty() || SAID.set(()).is_err() {
+        return;
+    }
+    for unidentified in queue.unidentified() {
+        tracing::warn!("{unidentified}; it is left out, see the target's log");
+    }
 }
 
 /// Says on stderr what transport was taken, and why.

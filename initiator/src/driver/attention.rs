@@ -18,8 +18,13 @@ impl AssociationEngine {
     /// Why all I/O to a namespace that was there is refused, with what to do; `None` when it is
     /// not.
     pub(crate) fn refusal(&self, nsid: u32) -> Option<String> {
+        let mut rest = self.host.unidentified().iter();
+        let unidentified = rest.find(|unidentified| unidentified.nsid == nsid);
         let text = match self.namespace(nsid) {
             Some(namespace) => namespace.unusable.as_ref()?.to_error(nsid).to_string(),
+            None if let Some(unidentified) = unidentified => {
+                format!("{unidentified}; see the target's log")
+            }
             None if self.host.has_seen(nsid) => format!(
                 "namespace {nsid} is gone from the controller; put it back on the target, or unmount and detach"
             ),

@@ -116,7 +116,13 @@ impl AssociationEngine {
     fn blocks_max(&self, io: &Io) -> Result<u32, IoError> {
         let Some(namespace) = self.namespace(io.nsid) else {
             let namespaces = self.host.namespaces();
-            return Err(IoError::no_namespace(self.subnqn(), io.nsid, namespaces));
+            let unidentified = self.host.unidentified();
+            return Err(IoError::no_namespace(
+                self.subnqn(),
+                io.nsid,
+                namespaces,
+                unidentified,
+            ));
         };
         if let Some(unusable) = &namespace.unusable {
             return Err(unusable.to_error(io.nsid));

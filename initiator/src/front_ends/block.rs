@@ -135,6 +135,7 @@ impl Fault {
             IoError::ControllerLost(_) | IoError::Closed => Self::Gone,
             // Another namespace in the place of the volume is as bad as a broken disk.
             IoError::NoNamespace { .. }
+            | IoError::Unidentified { .. }
             | IoError::NamespaceReplaced { .. }
             | IoError::Replays { .. }
             | IoError::OutcomeUnknown { .. }

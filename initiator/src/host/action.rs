@@ -7,6 +7,7 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::rdma_cm::CmRequest;
 use capstan_nvme_proto::sqe::Sqe;
 
+use super::info::Unidentified;
 use super::queue::SlotIndex;
 use crate::error::{CommandError, ConnectError};
 
@@ -104,6 +105,8 @@ pub enum Event {
     Closed,
     /// Namespaces came, went or changed; [`Host::namespaces`](super::Host::namespaces) has them.
     NamespacesChanged,
+    /// A namespace is left out of [`Host::namespaces`](super::Host::namespaces), and was not before.
+    Unidentified(Unidentified),
     /// The discovery log page changed.
     DiscoveryLogChanged,
     /// An admin command of [`Host::submit_admin`](super::Host::submit_admin), or an I/O command

@@ -12,7 +12,7 @@ use super::backoff::Backoff;
 use super::command::{AdminCommands, Waiting};
 use super::config::HostConfig;
 use super::fencing::Fence;
-use super::info::{ControllerInfo, NamespaceInfo};
+use super::info::{ControllerInfo, NamespaceInfo, Unidentified};
 use super::live::KeepAlive;
 use super::queue::{ResponseError, SlotIndex, SubmissionQueue};
 use super::scan::Scan;
@@ -72,6 +72,8 @@ pub struct Host {
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) info: ControllerInfo,
     pub(super) namespaces: Vec<NamespaceInfo>,
+    /// Those that are left out there.
+    pub(super) unidentified: Vec<Unidentified>,
     /// Each namespace as it was first seen, with the most LBAs it ever had: one that is another now
     /// must not get its I/O.
     pub(super) first_seen: Vec<NamespaceInfo>,
@@ -112,6 +114,7 @@ impl Host {
             waiting: VecDeque::new(),
             info: ControllerInfo::default(),
             namespaces: Vec::new(),
+            unidentified: Vec::new(),
             first_seen: Vec::new(),
             scan: None,
             scan_again: false,
@@ -240,6 +243,12 @@ impl Host {
     #[must_use]
     pub fn namespaces(&self) -> &[NamespaceInfo] {
         &self.namespaces
+    }
+
+    /// Namespaces that the last scan left out, as their Identify failed; by NSID.
+    #[must_use]
+    pub fn unidentified(&self) -> &[Unidentified] {
+        &self.unidentified
     }
 
     /// Whether the namespace was there, now or before.

@@ -1,5 +1,6 @@
 //! What the host keeps of a controller and of a namespace.
 
+use std::fmt;
 use std::sync::Arc;
 
 use capstan_nvme_proto::features::AsyncEventConfiguration;
@@ -9,6 +10,7 @@ use capstan_nvme_proto::identify::{
     NamespaceIdDescriptors, OptionalNvmCommands, SglSupport, VolatileWriteCacheSupport,
 };
 use capstan_nvme_proto::property::{Cap, Version};
+use capstan_nvme_proto::status::Status;
 use uuid::Uuid;
 
 use super::config::HostConfig;
@@ -249,6 +251,30 @@ pub struct NamespaceInfo {
     pub csi: Csi,
     /// Set when this host refuses I/O to it.
     pub unusable: Option<Unusable>,
+}
+
+/// A namespace that is active and left out, as its Identify has failed. That there is none
+/// (Invalid Namespace or Format, or a size of zero) is no failure: it has gone since the controller
+/// made its list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Unidentified {
+    /// Namespace identifier.
+    pub nsid: u32,
+    /// The status of Identify; success where its data was none.
+    pub status: Status,
+}
+
+impl fmt::Display for Unidentified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { nsid, status } = self;
+        match status.is_success() {
+            true => write!(
+                f,
+                "Identify of namespace {nsid} has answered with too little data"
+            ),
+            false => write!(f, "Identify of namespace {nsid} has failed: {status}"),
+        }
+    }
 }
 
 impl NamespaceInfo {

@@ -40,7 +40,7 @@ pub use association::{Counters, Host};
 pub use config::HostConfig;
 pub use discovery::{Discovery, DiscoveryError};
 pub use fencing::Held;
-pub use info::{ControllerInfo, NamespaceInfo, Unusable};
+pub use info::{ControllerInfo, NamespaceInfo, Unidentified, Unusable};
 pub(crate) use queue::SubmissionQueue;
 pub use queue::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, SlotIndex};
 pub(crate) use words::rdma_only;

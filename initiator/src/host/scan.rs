@@ -9,7 +9,7 @@ use capstan_nvme_proto::status::Status;
 use super::action::{CommandData, Event, Step};
 use super::association::{Host, State};
 use super::command::{IDENTIFY_DATA_BYTES, Purpose};
-use super::info::NamespaceInfo;
+use super::info::{NamespaceInfo, Unidentified};
 use crate::error::ConnectError;
 
 /// Times a command is sent again whose data was corrupted on the way.
@@ -41,6 +41,7 @@ pub(super) struct Scan {
     /// Of the namespace that is looked at.
     descriptors: Vec<u8>,
     found: Vec<NamespaceInfo>,
+    unidentified: Vec<Unidentified>,
     /// Of the last command.
     retries: u32,
 }
@@ -52,6 +53,7 @@ impl Scan {
             nsids: Vec::new(),
             descriptors: Vec::new(),
             found: Vec::new(),
+            unidentified: Vec::new(),
             retries: 0,
         }
     }
@@ -70,7 +72,8 @@ impl Scan {
     }
 
     /// Takes an answer; `false` when the controller broke the specification.
-    fn answer(&mut self, success: bool, data: &[u8]) -> bool {
+    fn answer(&mut self, status: Status, data: &[u8]) -> bool {
+        let success = status.is_success();
         match self.stage {
             Stage::List { above } => {
                 let Some(list) = success.then(|| NamespaceList::from_data(data)).flatten() else {
@@ -108,7 +111,12 @@ impl Scan {
             Stage::Namespace(at) => {
                 let nsid = self.nsids.get(at).copied().unwrap_or(0);
                 // It may have gone since the list was made.
+                let is_gone = status.code() == Status::INVALID_NAMESPACE_OR_FORMAT
+                    || success && data.len() >= IDENTIFY_DATA_BYTES as usize;
                 let info = success.then(|| NamespaceInfo::parse(nsid, data)).flatten();
+                if info.is_none() && !is_gone {
+                    self.unidentified.push(Unidentified { nsid, status });
+                }
                 self.stage = match info {
                     Some(mut info) => {
                         info.describe(&self.descriptors);
@@ -166,7 +174,7 @@ impl Host {
             return self.continue_scan(now_us);
         }
         scan.retries = 0;
-        if !scan.answer(status.is_success(), data) {
+        if !scan.answer(status, data) {
             self.counters.bad_data += 1;
         }
         self.continue_scan(now_us);
@@ -195,6 +203,10 @@ impl Host {
         }
         let changed = found != self.namespaces;
         self.namespaces = found;
+        let known = std::mem::replace(&mut self.unidentified, scan.unidentified);
+        for unidentified in self.unidentified.iter().filter(|now| !known.contains(now)) {
+            self.events.push_back(Event::Unidentified(*unidentified));
+        }
         if changed && self.was_live {
             self.events.push_back(Event::NamespacesChanged);
         }

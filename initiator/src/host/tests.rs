@@ -93,6 +93,7 @@ impl Script {
                     Event::NotSaved => "not saved".to_owned(),
                     Event::Closed => "closed".to_owned(),
                     Event::NamespacesChanged => "namespaces changed".to_owned(),
+                    Event::Unidentified(unidentified) => unidentified.to_string(),
                     Event::DiscoveryLogChanged => "discovery log changed".to_owned(),
                     Event::CommandDone { token, result } => format!(
                         "admin {token}: {}",

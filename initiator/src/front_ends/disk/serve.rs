@@ -309,8 +309,10 @@ fn attach(
     record.transport_why = taken.map(|taken| taken.in_words(&traddr, trsvcid));
     record.wire = WireFields::of(snapshot.wire.as_ref());
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
-    let namespace =
-        namespace.ok_or_else(|| IoError::no_namespace(&subnqn, disk.nsid, &snapshot.namespaces))?;
+    let namespace = namespace.ok_or_else(|| {
+        let (found, rest) = (&snapshot.namespaces, &snapshot.unidentified);
+        IoError::no_namespace(&subnqn, disk.nsid, found, rest)
+    })?;
     let geometry = Geometry::new(&snapshot.controller, namespace, disk.read_only);
     let mut claim = if geometry.read_only {
         None
