@@ -5,9 +5,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
-use capstan_reactor::{Armed, Flow, Mailbox, SpinBudget, Turn};
+use capstan_reactor::{Armed, Clock, Flow, Mailbox, SpinBudget, Turn};
 
 use crate::allocation::{Allocated, Asked};
+use crate::attempts::Attempts;
 use crate::controller::{IoData, Message, RoomWaiters, Snapshot};
 use crate::driver::{AssociationEngine, Completion, Io, Refused, Source, SubmitError};
 use crate::error::{CommandError, ConnectError, IoError, Losses};
@@ -65,6 +66,7 @@ struct Driver {
     /// What was said of namespaces that have become smaller.
     shrunk: Vec<(u32, String)>,
     next_token: u64,
+    attempts: Attempts,
     live: Option<Promise<Result<(), ConnectError>>>,
     over: bool,
     close_asked: bool,
@@ -99,6 +101,7 @@ pub(crate) fn run(
         refused: Vec::new(),
         shrunk: Vec::new(),
         next_token: 0,
+        attempts: Attempts::default(),
         live: Some(live),
         over: false,
         close_asked: false,
@@ -141,7 +144,7 @@ impl Turn for Driver {
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
         // Taken after arming, so that none sent in between sleeps with the thread.
-        if self.take_messages(capstan_reactor::Clock.now_us()) {
+        if self.take_messages(Clock.now_us()) {
             return Armed::Ready;
         }
         let quiet = self.engine.arm(fds) == Armed::Quiet
@@ -267,6 +270,20 @@ impl Driver {
         for attached in &mut self.front_ends {
             attached.tell(&self.engine);
         }
+    }
+
+    /// What is tried, and why it fails: the target may have come back as another one.
+    fn attempt_failed(&mut self, attempt: u32, cause: &ConnectError) {
+        if !self.attempts.is_news(&cause.to_string(), Clock.now_us()) {
+            return;
+        }
+        let destination = self.engine.destination();
+        let Some(wire) = self.engine.went_by() else {
+            return;
+        };
+        tracing::warn!(
+            "attempt {attempt} to connect again to {destination} over {wire} has failed: {cause}"
+        );
     }
 
     /// Starts an I/O of another thread; gives it back when there is no room for it now.
@@ -402,10 +419,8 @@ impl Driver {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Live { again } => {
-                if again {
-                    tracing::info!("connected again");
-                }
+            Event::Live { .. } => {
+                self.attempts.succeeded();
                 if let Some(live) = self.live.take() {
                     live.fulfil(Ok(()));
                 }
@@ -414,9 +429,10 @@ impl Driver {
                 tracing::info!("{cause}: it was disconnected, and is connected again");
             }
             Event::Lost { cause } => {
-                let status = self.engine.status(capstan_reactor::Clock.now_us());
+                let status = self.engine.status(Clock.now_us());
                 tracing::warn!(%status, "the controller is lost: {cause}");
             }
+            Event::AttemptFailed { attempt, cause } => self.attempt_failed(attempt, &cause),
             Event::Failed { cause } => {
                 self.over = true;
                 match self.live.take() {

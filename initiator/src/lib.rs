@@ -67,6 +67,7 @@
 
 pub mod address;
 pub mod allocation;
+mod attempts;
 mod claim;
 mod controller;
 mod direct;

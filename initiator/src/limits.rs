@@ -27,6 +27,15 @@ pub(crate) const UNKNOWN_RANGES_MAX: usize = 4096;
 /// between two lines of the log that they fail, in microseconds: a volume without room fails some
 /// writes and carries out others.
 pub(crate) const TROUBLE_QUIET_US: u64 = 60_000_000;
+/// How long a cause for which attempts to connect again fail is not told once more, in
+/// microseconds: a minute at first, twice that each time, an hour at last. A target that is away
+/// for a weekend is some sixty lines.
+pub(crate) const ATTEMPTS_QUIET_US: u64 = 60_000_000;
+/// The longest of these times, in microseconds.
+pub(crate) const ATTEMPTS_QUIET_MAX_US: u64 = 3_600_000_000;
+/// Causes told in each of these times: a target that goes, comes back and speaks another transport
+/// has three, and texts may have numbers that differ each time.
+pub(crate) const ATTEMPT_CAUSES_MAX: usize = 4;
 /// Statuses of failed commands kept apart: a person reads no more, and a target can make up 2048.
 pub(crate) const TROUBLES_MAX: usize = 32;
 /// Ranges of blocks kept apart whose last write by the kernel failed. A disk that fails at all

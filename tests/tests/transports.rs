@@ -2,8 +2,10 @@
 //! `capstan-target` says of what its listeners serve.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::AssociationStatus;
@@ -11,12 +13,16 @@ use capstan_initiator::{Controller, Transport};
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::identify::{Cns, IdentifyController, SglSupport};
 use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::tcp::pdu::IcResp;
 use capstan_tests::host::options;
 use capstan_tests::program::{
-    Daemon, Machine, complaint, has_disks, own_address, program, told, utf8,
+    CLAIMS, Daemon, Machine, complaint, has_disks, own_address, program, signal, told, utf8,
 };
 use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::wait::wait_until;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use zerocopy::IntoBytes as _;
 
 const HOST: [&str; 4] = [
     "-q",
@@ -261,6 +267,100 @@ fn bench_tells_what_it_has_measured() {
     assert!(target.stop().success());
 }
 
+/// The target comes back and speaks the other transport only: what is tried, why that fails, and
+/// what would do, each once.
+#[test]
+fn a_volume_that_cannot_come_back_says_why_and_what_would_do() {
+    for (had, has, over, hint) in [
+        ("tcp", "rdma", "NVMe/TCP", "NVMe/RDMA only: try `-t rdma`"),
+        ("rdma", "tcp", "RDMA (iwarp)", "NVMe/TCP only: try `-t tcp`"),
+    ] {
+        let at = own_address();
+        let target = serve(at, had);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (ip, port) = (at.ip().to_string(), at.port().to_string());
+        let socket = folder.path().join("socket");
+        let log = folder.path().join("log");
+        let mut serving = Command::new("setpriv")
+            .args(["--pdeathsig", "TERM"])
+            .arg(program("capstan"))
+            .env(CLAIMS, folder.path())
+            .args(["serve-nbd", "-a", &ip, "-s", &port, "-n", SUBNQN])
+            .args(["-t", had, "--socket", utf8(&socket)])
+            .args(if had == "rdma" {
+                &["--provider", "iwarp"][..]
+            } else {
+                &[]
+            })
+            .args(HOST)
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log).expect("a file"))
+            .spawn()
+            .expect("it starts");
+        // It says where, once it is connected.
+        let mut uri = String::new();
+        let stdout = serving.stdout.take().expect("it is a pipe");
+        BufReader::new(stdout).read_line(&mut uri).expect("a line");
+        assert!(uri.starts_with("nbd+unix:"), "{uri}");
+        assert!(target.stop().success());
+        let target = serve(at, has);
+        let said = || fs::read_to_string(&log).expect("a file");
+        wait_until("it says so", || said().contains(hint));
+        let said = said();
+        let lines: Vec<_> = said.lines().filter(|line| line.contains(hint)).collect();
+        let [line] = &lines[..] else {
+            panic!("{said}");
+        };
+        assert!(line.contains(" to connect again to "), "{line}");
+        assert!(
+            line.contains(&format!("{at} over {over} has failed: ")),
+            "{line}"
+        );
+        signal(serving.id(), Signal::SIGTERM);
+        serving.wait().expect("it ends");
+        assert!(target.stop().success());
+    }
+}
+
+/// It takes the connection, agrees on NVMe/TCP, and says nothing more.
+#[test]
+fn a_target_that_stalls_behind_icresp_has_the_time_of_connect_timeout() {
+    let listener = TcpListener::bind((own_address().ip(), 0)).expect("a port");
+    let at = listener.local_addr().expect("an address");
+    // Ends with the test's process.
+    thread::spawn(move || {
+        let mut held = Vec::new();
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut request = [0; 128];
+            if stream.read_exact(&mut request).is_ok() {
+                let response = IcResp::new(0, 0, 128 << 10);
+                let _ = stream.write_all(response.as_bytes());
+            }
+            held.push(stream);
+        }
+    });
+    let began = Instant::now();
+    let words = [
+        "id-ctrl",
+        "-n",
+        SUBNQN,
+        "-t",
+        "tcp",
+        "--connect-timeout",
+        "1",
+    ];
+    let error = complaint(&capstan(at, &words));
+    assert!(began.elapsed() < Duration::from_secs(10), "{error}");
+    assert!(
+        error.contains("Connect of the Admin Queue did not finish within 1000 ms"),
+        "{error}"
+    );
+    assert!(
+        error.contains("give it longer (--connect-timeout)"),
+        "{error}"
+    );
+}
+
 #[test]
 fn each_transport_that_was_tried_is_named() {
     let at = own_address();
@@ -378,6 +478,11 @@ fn a_disk_is_on_record_with_its_transport() {
         );
         let list = machine.list();
         assert_eq!(list[0]["transport"], "tcp");
+        assert_eq!(list[0]["header_digest"], false);
+        assert_eq!(list[0]["provider"], Value::Null);
+        let table = told(&machine.run("list", &[]));
+        assert!(table.contains(" TRANSPORT "), "{table}");
+        assert!(table.contains(" NVMe/TCP "), "{table}");
         told(&machine.run("detach", &[device.trim()]));
     }
     assert!(target.stop().success());

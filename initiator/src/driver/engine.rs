@@ -215,6 +215,11 @@ impl AssociationEngine {
         &self.host
     }
 
+    /// Where the controller is, or where it is tried next.
+    pub(crate) fn destination(&self) -> SocketAddr {
+        self.config.destination
+    }
+
     /// The subsystem.
     pub(crate) fn subnqn(&self) -> &Nqn {
         &self.config.host.subnqn

@@ -85,6 +85,13 @@ pub enum Event {
         /// Why.
         cause: Arc<ConnectError>,
     },
+    /// An attempt to connect again has failed; another one follows, or [`Event::Failed`].
+    AttemptFailed {
+        /// Which since the controller was lost.
+        attempt: u32,
+        /// Why.
+        cause: Arc<ConnectError>,
+    },
     /// The old controller is gone: what changes media may be sent.
     WritesReleased,
     /// It is not known whether the old controller is gone: what was not answered has an unknown

@@ -485,6 +485,12 @@ impl Host {
             self.end(cause);
             return;
         }
+        if let State::Connecting { .. } = previous {
+            self.events.push_back(Event::AttemptFailed {
+                attempt: self.backoff.attempts(),
+                cause: Arc::clone(&cause),
+            });
+        }
         let until_us = match previous {
             // It was asked for: nothing is waited for.
             State::Resetting { .. } => now_us,

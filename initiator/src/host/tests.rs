@@ -87,6 +87,7 @@ impl Script {
                 self.told.push(match event {
                     Event::Live { again } => format!("live {again}"),
                     Event::Lost { cause } => format!("lost: {cause}"),
+                    Event::AttemptFailed { .. } => continue,
                     Event::Failed { cause } => format!("failed: {cause}"),
                     Event::WritesReleased => "writes released".to_owned(),
                     Event::WritesUnknown { why } => format!("writes unknown: {why}"),

@@ -103,6 +103,7 @@ impl World {
             self.events.push(match event {
                 Event::Live { again } => format!("live {again}"),
                 Event::Lost { cause } => format!("lost: {cause}"),
+                Event::AttemptFailed { .. } => continue,
                 Event::Failed { cause } => format!("failed: {cause}"),
                 Event::CommandDone { token, result } => match result {
                     Ok(reply) => format!("done {token}: {}", reply.cqe.status()),

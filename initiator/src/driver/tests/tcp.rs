@@ -282,6 +282,7 @@ impl World {
             while let Some(event) = self.engine.poll_event() {
                 self.events.push(match event {
                     HostEvent::Lost { cause } => format!("lost: {cause}"),
+                    HostEvent::AttemptFailed { .. } => continue,
                     HostEvent::Failed { cause } => format!("failed: {cause}"),
                     other => format!("{other:?}"),
                 });
