@@ -3,17 +3,16 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result};
 use capstan_initiator::identity::{Identity, IdentityError};
 use capstan_initiator::options::NR_IO_QUEUES_MAX;
 use capstan_initiator::{DirectQueue, Options, ProviderPreference, ReplayWrites, TakenTransport};
 use capstan_initiator::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
-use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
 use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 
-use super::discover::{places, transport_type};
+use super::offers::Offers;
 use super::taken::{connect, say_taken};
 use super::values::{
     DAY_S, parse_ctrl_loss_tmo, parse_host_traddr, parse_hostid, parse_nqn, parse_traddr, within,
@@ -304,39 +303,8 @@ impl ConnectArgs {
         let transport = taken
             .as_ref()
             .map_or(options.transport, TakenTransport::transport);
-        let trtype = match transport {
-            capstan_initiator::Transport::Tcp => TransportType::TCP,
-            _ => TransportType::RDMA,
-        };
-        let is_nvm = |e: &&DiscoveryLogEntry| e.subtype == DiscoverySubsystemType::NVM;
-        let (here, elsewhere): (Vec<_>, Vec<_>) = entries
-            .iter()
-            .filter(is_nvm)
-            .partition(|e| e.trtype == trtype);
-        let mut names: Vec<Nqn> = here.iter().filter_map(|e| e.subsystem_nqn().ok()).collect();
-        names.sort();
-        names.dedup();
-        match names.as_slice() {
-            [only] => Ok((only.clone(), taken)),
-            [] if !elsewhere.is_empty() => bail!(
-                "{at} offers no subsystem over {}, and some elsewhere: connect with {}",
-                transport_type(trtype),
-                places(&elsewhere)
-            ),
-            [] => Err(anyhow!(
-                "{at} offers no subsystem to host {}: give one with --nqn, or add the host to the \
-                 target's allowed hosts",
-                identity.hostnqn
-            )),
-            several => {
-                let list: Vec<_> = several.iter().map(Nqn::as_str).collect();
-                bail!(
-                    "{at} offers {} subsystems, give one with --nqn: {}",
-                    list.len(),
-                    list.join(", ")
-                )
-            }
-        }
+        let only = Offers::over(transport, &entries).only(&at, &identity.hostnqn)?;
+        Ok((only, taken))
     }
 }
 

@@ -24,6 +24,7 @@ mod logs;
 mod mount;
 mod mount_options;
 mod named;
+mod offers;
 mod other_words;
 mod others;
 mod output;
