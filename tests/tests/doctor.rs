@@ -99,25 +99,58 @@ fn a_target_that_is_well_is_tried_and_not_changed() {
     );
 }
 
+/// The first that takes this host, with the first namespace that it has.
 #[test]
-fn without_a_subsystem_only_discovery_is_tried() {
-    let target = TestTarget::ram("reactors = 1");
+fn without_a_subsystem_those_that_are_offered_are_tried() {
+    let other = "nqn.2026-11.org.example:a-volume-before";
+    let target = TestTarget::start(&format!(
+        "[target]\nreactors = 1\n[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
+         [[subsystem]]\nnqn = \"{other}\"\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nnsid = 5\nram = \"1MiB\"\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nram = \"1MiB\"\n"
+    ));
+    let seen =
+        |report: &Value, name: &str| check(report, name)["seen"].as_str().unwrap().to_owned();
     let (report, output) = doctor(target.addresses[0], &[]);
     assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert!(seen(&report, "discovery").contains(SUBNQN));
+    assert!(seen(&report, "subsystem").starts_with(&format!("{other}: controller ")));
+    assert!(seen(&report, "subsystem").contains(" over RDMA (iwarp): "));
+    assert!(seen(&report, "namespace").starts_with("5: "));
+    assert!(has(&report, "latency"));
+    target.stop();
+}
+
+/// There is nothing to try, and what there is to do is said.
+#[test]
+fn without_a_subsystem_that_is_offered_nothing_is_tried() {
+    let target = TestTarget::start(&format!(
+        "[target]\nreactors = 1\n[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallowed_hosts = [\"nqn.2026-11.org.example:other\"]\n\
+         [[subsystem.namespace]]\nram = \"1MiB\"\n"
+    ));
+    let (report, _) = doctor(target.addresses[0], &[]);
+    let reads = check(&report, "reads")["seen"].as_str().unwrap();
     assert!(
-        check(&report, "discovery")["seen"]
-            .as_str()
-            .unwrap()
-            .contains(SUBNQN)
-    );
-    assert!(
-        check(&report, "reads")["seen"]
-            .as_str()
-            .unwrap()
-            .contains("--nqn")
+        reads.starts_with("not tried: the target offers no subsystem to host "),
+        "{reads}"
     );
     assert!(!has(&report, "latency"));
     target.stop();
+}
+
+/// What matters to NVMe/TCP, and nothing of RDMA.
+#[test]
+fn over_nvme_tcp_the_machine_is_looked_at_for_that() {
+    let mut doctor = Command::new(program("capstan"));
+    let text = told(&doctor.args(["doctor", "-t", "tcp"]).output().unwrap());
+    let is_told = |name: &str| text.lines().any(|line| line.contains(&format!("{name}  ")));
+    assert!(text.contains("nvme_tcp"), "{text}");
+    assert!(is_told("TCP congestion control"), "{text}");
+    for name in ["RDMA devices", "RDMA modules", "software RDMA modules"] {
+        assert!(!is_told(name), "{name} in {text}");
+    }
 }
 
 #[test]

@@ -145,7 +145,8 @@ fn beside(name: &str, matches: &ArgMatches) -> Option<(String, String)> {
     let mut ids = of_connection
         .get_arguments()
         .map(|arg| arg.get_id().as_str());
-    let id = ids.find(|id| is_given(matches, id))?;
+    // Which transport it is about matters to what the machine is looked at for.
+    let id = ids.find(|id| *id != "transport" && is_given(matches, id))?;
     let why = "on 'doctor' without '--traddr', the target to try; give that too, or leave it out";
     Some((id.to_owned(), why.to_owned()))
 }

@@ -3,23 +3,27 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use capstan_doctor::Check;
-use capstan_initiator::{ConnectError, DirectQueue};
+use capstan_doctor::{Check, Verdict};
+use capstan_initiator::{ConnectError, DirectQueue, Wire};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType};
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::StatusContext;
 use capstan_rdma::address_words::RouteTo;
 use capstan_rdma::contract::CmError;
 
+use super::super::offers::Offers;
 use super::super::output;
 use super::reach::Reached;
 
+/// Subsystems that are tried where none is named: each may take as long as a connection.
+const TRIED_MAX: usize = 4;
 const LOG: &str = "see the target's log: journalctl -u capstan-target";
 
 /// Connects to the discovery service and reads its log. `false` when it is of no use to go on.
 pub(super) fn discover(reached: &mut Reached, checks: &mut Vec<Check>) -> bool {
     let start = Instant::now();
     let options = reached.connect.discovery_options(&reached.identity);
+    let transport = options.transport;
     let mut queue = match DirectQueue::connect(&options) {
         Ok(queue) => queue,
         Err(error) => {
@@ -34,10 +38,12 @@ pub(super) fn discover(reached: &mut Reached, checks: &mut Vec<Check>) -> bool {
         reached.take(options, taken, checks);
     }
     checks.push(connected(reached.connecting(), elapsed));
+    let transport = queue.wire().map_or(transport, Wire::transport);
     let log = queue.discover();
     queue.close();
     match log {
         Ok((genctr, entries)) => {
+            reached.offered = Some(Offers::over(transport, &entries));
             let hostnqn = reached.identity.hostnqn.as_str();
             let wanted = reached.connect.nqn.as_deref();
             checks.push(offers(&entries, genctr, wanted, hostnqn));
@@ -92,15 +98,62 @@ fn offers(
     }
 }
 
-/// Connects to the subsystem that was named. Without one, says that nothing more was tried.
+/// Connects to the subsystem that was named; without one, to the first of those that are offered
+/// which takes this host. Says what was not tried.
 pub(super) fn connect(reached: &mut Reached, checks: &mut Vec<Check>) -> Option<DirectQueue> {
-    let connect = &reached.connect;
-    if connect.nqn.is_none() {
-        let seen = "not tried: no subsystem was named; give one with --nqn";
-        checks.push(Check::ok("reads", seen));
-        return None;
+    if reached.connect.nqn.is_some() {
+        return connect_to_named(reached, checks).ok().flatten();
     }
-    let mut options = match connect.options() {
+    let names = match &reached.offered {
+        Some(offers) if offers.here.is_empty() => {
+            let why = offers.why_none(&reached.identity.hostnqn);
+            checks.push(Check::ok("reads", format!("not tried: the target {why}")));
+            return None;
+        }
+        Some(offers) => offers.here.clone(),
+        None => {
+            let seen = "not tried: it is not known which subsystems there are; give one with --nqn";
+            checks.push(Check::ok("reads", seen));
+            return None;
+        }
+    };
+    let left = names.len().saturating_sub(TRIED_MAX);
+    let mut refusals = Vec::new();
+    for name in names.into_iter().take(TRIED_MAX) {
+        reached.connect.nqn = Some(name.as_str().to_owned());
+        let mut of_it = Vec::new();
+        let connected = connect_to_named(reached, &mut of_it);
+        let Ok(connected) = connected else {
+            refusals.append(&mut of_it);
+            continue;
+        };
+        // Another one takes this host, which is what was asked for.
+        for mut refusal in refusals {
+            if refusal.verdict == Verdict::Error {
+                refusal.verdict = Verdict::Warning;
+            }
+            checks.push(refusal);
+        }
+        checks.append(&mut of_it);
+        return connected;
+    }
+    checks.append(&mut refusals);
+    if left > 0 {
+        let seen = format!("{left} more subsystem(s) were not tried; give one with --nqn");
+        checks.push(Check::ok("reads", seen));
+    }
+    None
+}
+
+/// A subsystem does not take this host; another one may.
+struct Refused;
+
+/// `None` where no other subsystem would do either.
+fn connect_to_named(
+    reached: &mut Reached,
+    checks: &mut Vec<Check>,
+) -> Result<Option<DirectQueue>, Refused> {
+    let mut options = match reached.connect.options() {
         Ok(options) => options,
         Err(error) => {
             let seen = output::chain(&error);
@@ -110,32 +163,49 @@ pub(super) fn connect(reached: &mut Reached, checks: &mut Vec<Check>) -> Option<
                 "an NQN",
                 "capstan discover",
             ));
-            return None;
+            return Ok(None);
         }
     };
     // What is lost is to be told, not to be waited for.
     options.ctrl_loss_tmo = Some(Duration::ZERO);
     match DirectQueue::connect(&options) {
         Ok(queue) => {
+            let subnqn = options.subnqn.clone();
             if let Some(taken) = queue.taken() {
                 reached.take(options, taken, checks);
             }
-            checks.push(controller(&queue, reached));
-            Some(queue)
+            checks.push(controller(&queue, &subnqn, reached));
+            checks.extend(unidentified(&queue));
+            Ok(Some(queue))
         }
         Err(error) => {
+            let is_refused = matches!(error, ConnectError::Refused { .. });
             checks.extend(refused("subsystem", reached, error));
-            None
+            match is_refused {
+                true => Err(Refused),
+                false => Ok(None),
+            }
         }
     }
 }
 
-fn controller(queue: &DirectQueue, reached: &Reached) -> Check {
+/// Namespaces that the controller lists, and does not tell what they are.
+fn unidentified(queue: &DirectQueue) -> impl Iterator<Item = Check> {
+    let each = queue.unidentified().iter();
+    each.map(|unidentified| {
+        let name = format!("namespace {}", unidentified.nsid);
+        Check::warning(name, unidentified.to_string(), "success", LOG)
+    })
+}
+
+fn controller(queue: &DirectQueue, subnqn: &Nqn, reached: &Reached) -> Check {
     let info = queue.controller();
     let largest = info
         .transfer_bytes_max
         .map_or_else(|| "any size".to_owned(), |max| output::size(max.into()));
-    let device = queue.device().map_or("NVMe/TCP", |device| &device.name);
+    let wire = queue
+        .wire()
+        .map_or_else(String::new, |wire| format!(" over {wire}"));
     Check::ok(
         "subsystem",
         format!(

@@ -9,42 +9,79 @@ mod reach;
 
 use anyhow::{Result, bail};
 use capstan_doctor::{Check, Machine, Role, Summary, json, machine_checks, text};
-use clap::Args;
+use clap::{ArgMatches, Args, Command, Error, FromArgMatches};
 
-use super::args::{ConnectArgs, OutputArgs};
-use super::output;
+use super::args::{ConnectArgs, OutputArgs, Transport};
 use super::values::parse_nsid;
+use super::{idle, output};
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
 #[command(mut_arg("traddr", |arg| arg.required(false).help(
     "Address of a target to try, too: IPv4, IPv6 or a host name"
 )), mut_arg("nqn", |arg| arg.help(
-    "Subsystem to connect to and read from; nothing is written [default: discovery only]"
+    "Subsystem to connect to and read from; nothing is written [default: the first that the target \
+     offers and that takes this host]"
 )))]
 pub(crate) struct Doctor {
     #[command(flatten)]
-    connect: Option<ConnectArgs>,
-    /// Namespace to read from.
+    way: Way,
+    /// Namespace to read from [default: the first that can be read].
     #[arg(
         short = 'N',
         long,
         value_name = "NSID",
-        default_value_t = 1,
         value_parser = parse_nsid(),
-        requires = "nqn"
+        requires = "traddr"
     )]
-    namespace_id: u32,
+    namespace_id: Option<u32>,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// The transport that matters, and the target to try, if any.
+#[derive(Debug)]
+struct Way {
+    transport: Transport,
+    connect: Option<ConnectArgs>,
+}
+
+impl FromArgMatches for Way {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let has_target = matches.contains_id("traddr");
+        let connect = has_target.then(|| ConnectArgs::from_arg_matches(matches));
+        Ok(Self {
+            transport: idle::value(matches, "transport").unwrap_or(Transport::Auto),
+            connect: connect.transpose()?,
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for Way {
+    fn augment_args(command: Command) -> Command {
+        ConnectArgs::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        ConnectArgs::augment_args_for_update(command)
+    }
 }
 
 impl Doctor {
     pub(crate) fn run(&self) -> Result<()> {
         let machine = Machine::here();
-        let mut checks = machine_checks(&machine, &Role::Host);
+        let role = match self.way.transport {
+            Transport::Tcp => Role::TcpHost,
+            Transport::Auto | Transport::Rdma => Role::Host,
+        };
+        let mut checks = machine_checks(&machine, &role);
         checks.extend(attached::attached());
-        match &self.connect {
+        match &self.way.connect {
             Some(connect) => checks.extend(self.try_target(connect)),
             None => checks.extend(reach::this_host()),
         }
@@ -71,7 +108,10 @@ impl Doctor {
             && let Some(mut queue) = connection::connect(&mut reached, &mut checks)
         {
             checks.push(health::health(&mut queue));
-            let nsid = self.namespace_id;
+            let mut readable = queue.namespaces().iter().filter(|n| n.unusable.is_none());
+            let first = readable.next().map(|namespace| namespace.nsid);
+            // Without any, the first there could be is said not to be there.
+            let nsid = self.namespace_id.or(first).unwrap_or(1);
             if let Some(namespace) = exercise::exercise(queue, nsid, &mut checks) {
                 measure::measure(&reached.connect, &namespace, &mut checks);
             }

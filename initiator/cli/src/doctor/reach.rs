@@ -12,10 +12,14 @@ use capstan_initiator::{Options, TakenTransport};
 use capstan_rdma::choose;
 
 use super::super::args::{ConnectArgs, Transport};
+use super::super::offers::Offers;
 
 /// What the way to the target is.
 pub(super) struct Reached {
     pub(super) identity: Identity,
+    /// The subsystems that the target offers by the transport that it was reached by, where they
+    /// are known.
+    pub(super) offered: Option<Offers>,
     pub(super) address: SocketAddr,
     /// With the transport that was taken, once it is known.
     pub(super) connect: ConnectArgs,
@@ -122,6 +126,7 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
     let address = *addresses.first()?;
     let reached = Reached {
         identity,
+        offered: None,
         address,
         connect: connect.clone(),
     };
