@@ -49,7 +49,9 @@ fn who_has_gone_denies_nothing_to_clients_without_state() {
     server.take_actions();
     server.wait_us(LEASE_US + 1);
     assert_eq!(io(&mut server, IoAccess::Read), Ok(()));
-    assert!(matches!(server.take_actions()[..], [Action::Close { .. }]));
+    let actions = server.take_actions();
+    let closes = |action: &Action| matches!(action, Action::Close { .. });
+    assert!(actions.iter().any(closes), "{actions:?}");
 }
 
 #[test]
