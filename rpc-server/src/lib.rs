@@ -2,7 +2,18 @@
 //! version 1 (RFC 8166) over the verbs contract. Calls come out of it and replies go back; it knows
 //! no program.
 //!
-//! One thread owns the connections. A [`Program`] may block, and is called on threads of a pool.
+//! One thread owns the connections ([`Server::run`]). A [`Program`] may block, and is called on
+//! threads of a pool: calls of all connections take turns, and those of one are carried out at the
+//! same time and answered in any order.
+//!
+//! # Where things are
+//! * `server`, `reactor`, `workers`, `calls`: the threads, and which call is carried out next.
+//! * `peers`, `common`: which connections there may be.
+//! * `tcp`: records over TCP. `rdma`: RPC-over-RDMA, with the steps that a call goes through.
+//! * [`limits`]: the bounds of what a client can make grow.
+//!
+//! # What it does not do
+//! It makes no calls of its own: there is no back channel.
 #![forbid(unsafe_code)]
 
 mod calls;

@@ -61,7 +61,8 @@ pub(super) struct How {
     pub(super) pushes_max: u32,
 }
 
-/// Makes the reply to `call` that a worker has written to `stream`. A reply that the call has no room for becomes an RDMA_ERROR.
+/// Makes the reply to `call` that a worker has written to `stream`. A reply that the call has no
+/// room for becomes an RDMA_ERROR.
 pub(super) fn prepare(
     call: &mut Call,
     stream: &[u8],

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use capstan_rpc_server::limits::REPLY_MAX_BYTES;
 use capstan_rpc_server::{Call, ConnectionNumber, Data, Outcome, Program};
 use capstan_rpcrdma::limits::DATA_MAX_BYTES;
 use capstan_rpcrdma::xdr::{Reader, Writer};
@@ -120,7 +121,9 @@ impl Program for Tester {
         self.change(|state| state.busy.push(call.connection));
         reply.u32(xid).unwrap();
         reply.u32(1).unwrap();
-        let outcome = self.carry_out(kind, &mut reader, call, reply);
+        let carried_out = self.carry_out(kind, &mut reader, call, reply);
+        // What cannot be read, as of a damaged call.
+        let outcome = carried_out.unwrap_or(Outcome::End);
         self.carried_out.fetch_add(1, Ordering::Relaxed);
         self.change(|state| {
             let at = state.busy.iter().position(|&busy| busy == call.connection);
@@ -148,12 +151,12 @@ impl Tester {
         reader: &mut Reader<'_>,
         call: &Call<'_>,
         reply: &mut Writer<'_>,
-    ) -> Outcome {
+    ) -> Option<Outcome> {
         match kind {
             NULL => {}
             TAKE => {
-                let item = reader.data_item("data", DATA_MAX_BYTES).unwrap();
-                let bytes = match call.arguments.data(&item).expect("it was pulled") {
+                let item = reader.data_item("data", DATA_MAX_BYTES).ok()?;
+                let bytes = match call.arguments.data(&item)? {
                     Data::Inline(bytes) => bytes.to_vec(),
                     Data::Pulled(span, length) => {
                         let mut bytes = vec![0; length];
@@ -165,30 +168,38 @@ impl Tester {
                 reply.u64(sum(&bytes)).unwrap();
             }
             GIVE => {
-                for _ in 0..reader.u32("count").unwrap() {
-                    let length = usize::try_from(reader.u32("length").unwrap()).unwrap();
+                for _ in 0..reader.u32("count").ok()? {
+                    let length = reader.u32("length").ok()?;
+                    let length = usize::try_from(length).unwrap();
+                    if length > REPLY_MAX_BYTES {
+                        return None;
+                    }
                     match call.results.next(reply) {
                         Some(span) if length <= span.len_bytes() => {
                             span.copy_from(0, &data(length));
-                            reply.reduced(u32::try_from(length).unwrap()).unwrap();
+                            reply.reduced(u32::try_from(length).unwrap()).ok()?;
                         }
-                        _ => reply.opaque(&data(length)).unwrap(),
+                        _ => reply.opaque(&data(length)).ok()?,
                     }
                 }
-                reply.u32(0xE0E0_E0E0).unwrap();
+                reply.u32(0xE0E0_E0E0).ok()?;
             }
             GIVE_INLINE => {
-                let length = usize::try_from(reader.u32("length").unwrap()).unwrap();
-                reply.opaque(&data(length)).unwrap();
+                let length = reader.u32("length").ok()?;
+                let length = usize::try_from(length).unwrap();
+                if length > REPLY_MAX_BYTES {
+                    return None;
+                }
+                reply.opaque(&data(length)).ok()?;
             }
             WAIT => self.wait(),
-            SILENT => return Outcome::None,
+            SILENT => return Some(Outcome::None),
             PANIC => {
                 self.change(|state| state.busy.retain(|&busy| busy != call.connection));
                 panic!("a test asked for it");
             }
-            _ => return Outcome::End,
+            _ => return None,
         }
-        Outcome::Reply
+        Some(Outcome::Reply)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use capstan_rpc_server::limits::CREDITS_AT_FIRST;
+use capstan_rpc_server::limits::{CREDITS_AT_FIRST, DATA_MIN_BYTES};
 use capstan_rpc_server::{Settings, Transport};
 use capstan_rpcrdma::chunks::Segment;
 use capstan_rpcrdma::header::Fault;
@@ -24,6 +24,7 @@ cases!(
     data_that_comes_too_slowly_ends_the_connection,
     replies_that_are_not_taken_end_the_connection,
     a_key_that_is_none_ends_its_connection_alone,
+    damaged_calls_harm_no_other_client,
     a_server_that_stops_answers_what_it_has_taken,
     what_is_no_call_gives_its_credit_back,
 );
@@ -269,6 +270,74 @@ fn a_key_that_is_none_ends_its_connection_alone(how: How) {
     writer.until("the end", RdmaClient::is_over);
     program.until_ended(2);
     null(&mut other, 2);
+}
+
+/// A number that looks random and is the same in each run (SplitMix64).
+fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+fn damaged_calls_harm_no_other_client(how: How) {
+    const CLIENTS: usize = 20;
+    let (server, program) = start(Settings {
+        data_bytes: DATA_MIN_BYTES,
+        ..rdma()
+    });
+    let mut other = RdmaClient::connect(server.address(), how);
+    let mut random = 7;
+    for number in 0..CLIENTS {
+        let mut client = RdmaClient::connect(server.address(), how);
+        null(&mut client, 1);
+        let buffer = client.memory(&data(65_536));
+        let cuts = client.segments(&buffer, &[1000, 64_536]);
+        let (position, take) = take_reduced(7, 65_536);
+        let give = give(7, &[5000]);
+        let no_message = CallOf {
+            message: None,
+            ..CallOf::inline(7, &[])
+        };
+        let calls = [
+            CallOf::inline(7, &take).read(position, &cuts),
+            CallOf::inline(7, &give).write(cuts.clone()),
+            CallOf {
+                reply: Some(cuts.clone()),
+                ..CallOf::inline(7, &give)
+            },
+            no_message.read(0, &cuts),
+        ];
+        // One for each credit: what finds no receive would wait for one, or for 10 s.
+        for call in calls.iter().cycle().take(calls.len() * 2) {
+            let mut bytes = call.bytes();
+            for _ in 0..1 + next_random(&mut random) % 3 {
+                let at = usize::try_from(next_random(&mut random)).unwrap() % bytes.len();
+                // As often a bit as a byte.
+                let change = next_random(&mut random).to_le_bytes();
+                bytes[at] ^= if change[1] < 128 {
+                    1 << (change[0] % 8)
+                } else {
+                    change[0]
+                };
+            }
+            if client.is_over() {
+                break;
+            }
+            client.send_raw(&bytes);
+            client.turn();
+        }
+        null(&mut other, u32::try_from(number).unwrap());
+    }
+    program.until_ended(CLIENTS);
+    // Nothing is missing of the memory.
+    for xid in 0..8 {
+        let buffer = other.memory(&vec![0; 1 << 20]);
+        let chunk = other.segments(&buffer, &[1 << 20]);
+        other.send(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(chunk));
+        assert_eq!(header(&other.reply()).xid, xid);
+    }
 }
 
 fn a_server_that_stops_answers_what_it_has_taken(how: How) {
