@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use capstan_rpc_server::{
@@ -22,6 +22,17 @@ pub(crate) struct Running {
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) handle: Handle,
     thread: Option<JoinHandle<()>>,
+    _place: Place,
+}
+
+/// Tests that measure this process run alone, where tests are threads of one.
+static PLACES: RwLock<()> = RwLock::new(());
+
+/// A place among the servers of this process.
+#[expect(dead_code, reason = "they are held until the server has ended")]
+enum Place {
+    Shared(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
 }
 
 /// Settings with listeners on the loopback interface.
@@ -41,6 +52,17 @@ pub(crate) fn settings(transports: &[Transport]) -> Settings {
 
 impl Running {
     pub(crate) fn start(settings: Settings, program: Arc<dyn Program>) -> Self {
+        let place = PLACES.read().unwrap_or_else(PoisonError::into_inner);
+        Self::start_at(Place::Shared(place), settings, program)
+    }
+
+    /// The only server of this process.
+    pub(crate) fn start_alone(settings: Settings, program: Arc<dyn Program>) -> Self {
+        let place = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+        Self::start_at(Place::Alone(place), settings, program)
+    }
+
+    fn start_at(place: Place, settings: Settings, program: Arc<dyn Program>) -> Self {
         let (tell, told) = channel();
         let thread = std::thread::Builder::new().name(SERVER_THREAD.to_owned());
         let thread = thread.spawn(move || {
@@ -55,6 +77,7 @@ impl Running {
             addresses,
             handle,
             thread: Some(thread),
+            _place: place,
         }
     }
 

@@ -10,8 +10,8 @@ use capstan_rpcrdma::header::Fault;
 use capstan_rpcrdma::limits::DATA_MAX_BYTES;
 
 use super::{SOCKETS, fault, give, give_inline, header, null, rdma, start, take_reduced};
-use crate::harness::{Client, SERVER_THREAD, message, settings};
-use crate::program::{NULL, PATIENCE, SILENT, WAIT, data};
+use crate::harness::{Client, Running, SERVER_THREAD, message, settings};
+use crate::program::{NULL, PATIENCE, SILENT, Tester, WAIT, data};
 use crate::rdma_client::{CallOf, How, RdmaClient, inline_reply};
 
 cases!(
@@ -430,7 +430,7 @@ fn ticks_of(name: &str) -> u64 {
 
 #[test]
 fn a_server_without_calls_sleeps() {
-    let (server, _program) = start(settings(&[Transport::Both]));
+    let server = Running::start_alone(settings(&[Transport::Both]), Tester::new());
     let mut tcp = Client::new(server.address());
     tcp.send(&message(1, NULL, |_| {}));
     assert_eq!(tcp.reply().0, 1);

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use capstan_memory::{Pages, Pool};
@@ -10,11 +11,11 @@ use capstan_rdma::contract::{
     ReceiveSource, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, Provider};
-use capstan_rpc_server::Settings;
+use capstan_rpc_server::{Program, Settings};
 
-use super::{null, rdma, start};
-use crate::harness::message;
-use crate::program::{NULL, PATIENCE};
+use super::{null, rdma};
+use crate::harness::{Running, message};
+use crate::program::{NULL, PATIENCE, Tester};
 use crate::rdma_client::{CallOf, OFFER, RdmaClient};
 
 /// Clients, each of which has had a call answered.
@@ -139,10 +140,12 @@ fn connect_many(address: SocketAddr) -> Many {
 #[test]
 fn a_thousand_idle_connections_take_little_memory() {
     capstan_reactor::raise_descriptor_limit().unwrap();
-    let (server, program) = start(Settings {
+    let program = Tester::new();
+    let settings = Settings {
         rdma_connections_max: 1024,
         ..rdma()
-    });
+    };
+    let server = Running::start_alone(settings, Arc::clone(&program) as Arc<dyn Program>);
     let mut client = RdmaClient::connect(server.address(), super::SOCKETS);
     null(&mut client, 1);
     let before = resident_bytes();
