@@ -22,9 +22,11 @@ use crate::nfs::Files;
 use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
 use crate::room;
+use exports::ExportsChanged;
 use refused::Refused;
 use replaced::Replaced;
 
+mod exports;
 mod refused;
 mod replaced;
 mod swapped;
@@ -58,14 +60,6 @@ struct Difference {
     /// Also those of added subsystems.
     namespaces_added: Vec<(Nqn, Namespace)>,
     exports: ExportsChanged,
-}
-
-/// Exports of two configurations that differ, by their paths for clients.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct ExportsChanged {
-    added: usize,
-    removed: usize,
-    changed: usize,
 }
 
 /// What a reload is carried out by.
@@ -437,7 +431,7 @@ fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
             changed.contains(&n.nsid) || find(subsystem, n.nsid).is_none()
         });
     }
-    difference.exports = exports_changed(served, wanted);
+    difference.exports = ExportsChanged::between(served, wanted);
     for (&nqn, &subsystem) in &after {
         if !before.contains_key(nqn) {
             difference.subsystems_added.push(subsystem.clone());
@@ -446,27 +440,6 @@ fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
     }
     refused.none()?;
     Ok(difference)
-}
-
-fn exports_changed(served: &Config, wanted: &Config) -> ExportsChanged {
-    let of = |config: &Config| {
-        let exports = config.nfs.iter().flat_map(|nfs| nfs.exports.clone());
-        let exports = exports.map(|export| (export.client_path.clone(), export));
-        exports.collect::<BTreeMap<_, _>>()
-    };
-    let (before, after) = (of(served), of(wanted));
-    let is_changed = |(path, export)| before.get(path).is_some_and(|was| was != export);
-    ExportsChanged {
-        added: after
-            .keys()
-            .filter(|path| !before.contains_key(*path))
-            .count(),
-        removed: before
-            .keys()
-            .filter(|path| !after.contains_key(*path))
-            .count(),
-        changed: after.iter().filter(|&of| is_changed(of)).count(),
-    }
 }
 
 fn by_nqn(config: &Config) -> BTreeMap<&Nqn, &Subsystem> {
@@ -565,9 +538,9 @@ impl fmt::Display for Difference {
         part(self.hosts_changed.len(), "subsystems with other hosts");
         part(self.namespaces_added.len(), "namespaces added");
         part(self.namespaces_removed.len(), "namespaces removed");
-        part(self.exports.added, "exports added");
-        part(self.exports.removed, "exports removed");
-        part(self.exports.changed, "exports changed");
+        for (count, what) in self.exports.in_words() {
+            part(count, what);
+        }
         if parts.is_empty() {
             return f.write_str("nothing has changed");
         }

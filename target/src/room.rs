@@ -82,7 +82,7 @@ pub fn compare(config: &Config, in_words: impl FnOnce(Problems) -> Problems) -> 
 pub fn check_threads(config: &Config) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let reactors = u64::try_from(config.target.reactors.count(cores)).unwrap_or(u64::MAX);
-    let check = threads(&Machine::here(), threads_of(reactors));
+    let check = threads(&Machine::here(), all_threads(config, reactors));
     match check.verdict {
         Verdict::Error => bail!("{}", check.line()),
         Verdict::Ok | Verdict::Warning => Ok(()),
@@ -97,6 +97,12 @@ pub fn no_thread() -> String {
 
 fn threads_of(reactors: u64) -> u64 {
     PROCESS_THREADS.saturating_add(REACTOR_THREADS.saturating_mul(reactors))
+}
+
+/// With those of NFS.
+fn all_threads(config: &Config, reactors: u64) -> u64 {
+    let of_nfs = config.nfs.as_ref().map_or(0, nfs::threads);
+    threads_of(reactors).saturating_add(of_nfs)
 }
 
 /// The memory that may be locked, which a target that starts finds out for itself: what is wrong
@@ -139,11 +145,12 @@ pub(crate) fn check_added(
 pub(crate) fn checks(machine: &Machine, config: &Config) -> Vec<Check> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let reactors = config.target.reactors.count(cores);
-    let all = ram_bytes(config, |_, _| true) + config.target.memory_budget_bytes;
+    let of_nfs = config.nfs.as_ref().map_or(0, nfs::data_bytes);
+    let all = ram_bytes(config, |_, _| true) + config.target.memory_budget_bytes + of_nfs;
     let mut checks = vec![memory(machine, &memory_need(config, all))];
     if let Ok(plan) = config.memory_plan(reactors) {
         checks.push(files(machine, config, &plan));
-        checks.push(threads(machine, threads_of(plan.reactors)));
+        checks.push(threads(machine, all_threads(config, plan.reactors)));
     }
     checks.extend(
         largest_file(config, |_, _| true)

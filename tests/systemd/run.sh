@@ -92,7 +92,8 @@ After=multi-user.target
 UNIT
 
 say "booting it"
-# bpf: systemd has the kernel apply the rules of devices of a unit by it. open_by_handle_at: exports.
+# bpf: systemd has the kernel apply the rules of devices of a unit by it.
+# open_by_handle_at: files of exports are opened so.
 flags=(--system-call-filter="bpf open_by_handle_at" --quiet --register=no --capability=all --private-network --directory "$work/root"
     --machine "capstan-test-$$" --bind "$work/disk:$loop" --bind "$work/result:/result"
     --bind /dev/fuse --bind /dev/loop-control --boot)

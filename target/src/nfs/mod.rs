@@ -19,7 +19,7 @@ use capstan_nfs::service::Service;
 use crate::state;
 
 pub(crate) use checks::checks;
-pub(crate) use server::NfsServer;
+pub(crate) use server::{NfsServer, data_bytes, threads};
 
 /// What NFS needs the state folder for.
 pub(super) const NEEDS_STATE: &str = "NFS needs a state folder, for the key of file handles and what clients reclaim after a restart";

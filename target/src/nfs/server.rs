@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use capstan_config::Nfs;
 use capstan_exports::Exports;
+use capstan_nfs::rpcbind::{RPCBIND, Registration, RpcbindError, register};
 use capstan_nfs::service::{Service, Settings as ServiceSettings};
 use capstan_nfs::state::Config as StateConfig;
 use capstan_rpc_server::{Handle, Listen, Program, RunError, Server, Settings, Transport};
@@ -29,6 +30,8 @@ const END_GRACE: Duration = Duration::from_secs(2);
 pub(crate) struct NfsServer {
     handle: Handle,
     thread: JoinHandle<Result<(), RunError>>,
+    /// Taken back when the server has ended.
+    _registered: Option<Registration>,
     /// Where it listens, with the ports that the kernel chose.
     pub(crate) addresses: Vec<SocketAddr>,
 }
@@ -68,6 +71,7 @@ impl NfsServer {
         let server = Self {
             handle,
             thread,
+            _registered: registered(nfs, &addresses),
             addresses,
         };
         Ok((server, service))
@@ -98,6 +102,22 @@ impl NfsServer {
     }
 }
 
+/// Tells rpcbind of the server, where it runs. Only `showmount` and mounts of version 3 without
+/// `mountport=` ask it.
+fn registered(nfs: &Nfs, addresses: &[SocketAddr]) -> Option<Registration> {
+    let over_tcp = addresses.iter().take(nfs.tcp.len());
+    // A port mapper knows IPv4 alone, and one port of each program.
+    let port = over_tcp.map(SocketAddr::port).next()?;
+    match register(RPCBIND, port) {
+        Ok(registration) => Some(registration),
+        Err(RpcbindError::NotRunning(_)) => None,
+        Err(error) => {
+            tracing::warn!("`showmount -e` does not find this server: {error}");
+            None
+        }
+    }
+}
+
 fn service(nfs: &Nfs, exports: &Arc<Exports>, folder: &Path) -> anyhow::Result<Arc<Service>> {
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     // The soft limit was raised to the hard one. A quarter is for connections and all else.
@@ -116,8 +136,27 @@ fn service(nfs: &Nfs, exports: &Arc<Exports>, folder: &Path) -> anyhow::Result<A
     Service::new(Arc::clone(exports), settings).context("what NFS clients reclaim")
 }
 
-fn settings(nfs: &Nfs) -> Settings {
+fn workers(nfs: &Nfs) -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
+    nfs.threads(cores)
+}
+
+/// The threads of NFS: that of the connections, and those of the pool.
+pub(crate) fn threads(nfs: &Nfs) -> u64 {
+    u64::try_from(workers(nfs))
+        .unwrap_or(u64::MAX)
+        .saturating_add(1)
+}
+
+/// Bytes of memory for data that NFS moves by RDMA.
+pub(crate) fn data_bytes(nfs: &Nfs) -> u64 {
+    if nfs.rdma.is_empty() {
+        return 0;
+    }
+    u64::try_from(Settings::default().data_bytes).unwrap_or(u64::MAX)
+}
+
+fn settings(nfs: &Nfs) -> Settings {
     let listen = |transport| {
         let provider = preference(nfs.provider);
         move |addr: &SocketAddr| Listen {
@@ -130,7 +169,7 @@ fn settings(nfs: &Nfs) -> Settings {
     let rdma = nfs.rdma.iter().map(listen(Transport::Rdma));
     Settings {
         listeners: tcp.chain(rdma).collect(),
-        workers: nfs.threads(cores),
+        workers: workers(nfs),
         worker_name: "nfs-".to_owned(),
         drain_ms: DRAIN_MS,
         ..Settings::default()
