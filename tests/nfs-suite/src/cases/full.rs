@@ -50,8 +50,7 @@ fn write_until_full(path: &Path, flag: OFlag) -> Outcome<(Errno, u64)> {
     }
 }
 
-/// How long a server may keep a file that was removed: knfsd has those of NFSv3 open for some
-/// seconds after their last use.
+/// How long a file system may take to give room back: it does so behind the operation.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
 
 fn write_and_sync(path: &Path, data: &[u8]) -> std::io::Result<()> {
@@ -70,7 +69,9 @@ fn fill(place: &Place, flag: OFlag) -> Outcome {
     )?;
     let held = std::fs::read(place.there("before")).succeeds("reading a file")?;
     equal("what was there before", held, b"text".to_vec())?;
-    // With room again, all goes on.
+    // With room again, all goes on. What a client could not write keeps the file in use there, and
+    // one of NFSv3 then removes only its name; it has no bytes left to write when it is empty.
+    sys::truncate(&place.at("big"), 0).succeeds("truncate of what fills it")?;
     sys::unlink(&place.at("big")).succeeds("unlink of what fills it")?;
     let deadline = Instant::now() + ROOM_AGAIN;
     loop {
