@@ -51,12 +51,20 @@ cases_of() {
     done | sed 's/\.sh$//' | sort
 }
 
+# The cases that a cell runs when it is not named, in a line `# By default: NAME…` of its file; all,
+# where it has none.
+by_default_in() { sed -n 's/^# By default: //p' "tests/lab/cells/$1.sh"; } # by_default_in CELL
+
 # What was asked for in one cell: the names of its cases, or nothing.
 asked_of() { # asked_of CELL TEST…
-    local cell=$1 name test
+    local cell=$1 name test by_default
     shift
+    by_default=$(by_default_in "$cell")
     for name in $(cases_of "$cell"); do
-        [ $# -gt 0 ] || { echo "$name"; continue; }
+        if [ $# -eq 0 ]; then
+            [[ -n $by_default && " $by_default " != *" $name "* ]] || echo "$name"
+            continue
+        fi
         for test in "$@"; do
             case $test in
                 "$cell" | "$name" | "$cell/$name") echo "$name" && break ;;

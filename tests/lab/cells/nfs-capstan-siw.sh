@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The Linux NFS client (RPC-over-RDMA) on Capstan's verbs provider, over siw.
+# By default: suite-3
 # shellcheck source=tests/lab/guest/cell.sh
 . "$LAB/cell.sh"
 # A case is a whole suite.

@@ -12,7 +12,7 @@ for version in 4.2 3; do
     mount_export "$version"
     if [ "$version" = 4.2 ]; then
         touch "$FIRST/locked"
-        begin holder flock -x "$FIRST/locked" sleep 10000
+        begin holder flock -x --no-fork "$FIRST/locked" sleep 10000
         within 20 "the lock is held" bash -c "! flock -n -x '$SECOND/locked' true"
     fi
     begin load fio --directory="$FIRST" --name=load --ioengine=libaio --direct=1 --thread --randrepeat=0 --rw=randwrite \
@@ -30,7 +30,10 @@ for version in 4.2 3; do
         fi
     done
     finish load
-    [ "$version" = 3 ] || kill "$(cat "$WORK/holder.pid")"
+    if [ "$version" = 4.2 ]; then
+        kill "$(cat "$WORK/holder.pid")"
+        rm "$FIRST/locked"
+    fi
     unmount_export
     rm "$NFS_EXPORT/load.0.0"
 done
