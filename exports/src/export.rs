@@ -22,6 +22,7 @@ use crate::limits::EXPORTS;
 use crate::name::NameRule;
 use crate::pseudo::{NestedExport, PseudoError, PseudoTree};
 use crate::sys::{self, FdPath, NoHandle};
+use crate::uuid::file_system_id;
 use crate::writers::Writers;
 
 /// A directory to export.
@@ -78,8 +79,8 @@ pub enum ExportError {
         kind: i32,
     },
     /// The file system cannot be told from others after a restart.
-    #[error("exporting {}: its file system has no UUID (or the kernel is older than 6.9 and does \
-             not tell it); set one by hand (`file_system`), and keep it", path.display())]
+    #[error("exporting {}: its file system has no UUID that the kernel (6.9 and later) or \
+             /dev/disk/by-uuid tells; set one by hand (`file_system`), and keep it", path.display())]
     NoFileSystemId {
         /// The directory.
         path: PathBuf,
@@ -208,7 +209,7 @@ impl Export {
             None
         };
         let file_system = by_hand
-            .or_else(|| sys::file_system_uuid(root.as_fd()).map(FileSystemId))
+            .or_else(|| file_system_id(root.as_fd()))
             .ok_or_else(|| ExportError::NoFileSystemId { path: path() })?;
         let is_mount = u64::from(libc::STATX_ATTR_MOUNT_ROOT.unsigned_abs());
         Ok(Self {

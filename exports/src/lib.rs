@@ -24,6 +24,7 @@ pub mod pseudo;
 pub mod reload;
 mod sys;
 pub mod unsynced;
+mod uuid;
 pub mod writers;
 pub mod xattr;
 
