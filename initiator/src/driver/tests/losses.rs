@@ -110,7 +110,7 @@ fn a_controller_that_is_not_shut_down_leaves_it_unknown() {
         let [text] = &losses[..] else {
             panic!("{losses:?}");
         };
-        for words in ["namespace 1", "is unknown", "capstan flush"] {
+        for words in ["namespace 1", "is unknown", "Volume::flush"] {
             assert!(text.contains(words), "{text}");
         }
     }
