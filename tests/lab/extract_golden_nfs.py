@@ -22,7 +22,8 @@ from ladders import tcp_connections
 
 VARIANTS = 3
 NFS, MOUNT = 100003, 100005
-# Operations of version 4 whose arguments are as long as a look at them says: what follows them is found.
+# Operations of version 4 whose arguments are as long as a look at them says: what follows them is
+# found.
 FIXED = {10: 0, 15: None, 16: 0, 22: None, 24: 0, 31: 0, 32: 0, 53: 32, 3: 4, 5: 12, 9: None, 69: None, 72: None}
 OPERATIONS = {3: "access", 4: "close", 5: "commit", 6: "create", 9: "getattr", 10: "getfh", 11: "link", 12: "lock",
               13: "lockt", 14: "locku", 15: "lookup", 16: "lookupp", 18: "open", 21: "open-downgrade", 22: "putfh",

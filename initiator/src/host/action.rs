@@ -112,7 +112,8 @@ pub enum Event {
     Closed,
     /// Namespaces came, went or changed; [`Host::namespaces`](super::Host::namespaces) has them.
     NamespacesChanged,
-    /// A namespace is left out of [`Host::namespaces`](super::Host::namespaces), and was not before.
+    /// A namespace is left out of [`Host::namespaces`](super::Host::namespaces), and was not
+    /// before.
     Unidentified(Unidentified),
     /// The discovery log page changed.
     DiscoveryLogChanged,

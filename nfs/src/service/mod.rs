@@ -95,8 +95,8 @@ impl Service {
         &self.exports
     }
 
-    /// Exports were replaced: what is kept open of those that are stale is closed. Clients keep what
-    /// they have of the others.
+    /// Exports were replaced: what is kept open of those that are stale is closed. Clients keep
+    /// what they have of the others.
     pub fn exports_changed(&self, changes: &[Change]) {
         for change in changes.iter().filter(|change| change.is_stale()) {
             self.cached.forget_export(change.export.id());

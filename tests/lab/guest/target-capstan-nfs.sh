@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced in the guest: capstan-target with an export for NFS clients, and no namespaces. What starts
-# and ends it is in target-capstan.sh.
+# Sourced in the guest: capstan-target with an export for NFS clients, and no namespaces. What
+# starts and ends it is in target-capstan.sh.
 
 # shellcheck source=tests/lab/guest/target-capstan.sh
 . "$LAB/target-capstan.sh"

@@ -127,8 +127,8 @@ impl Server {
             self.files.remove(path);
             return Ok("ok".to_owned());
         }
-        // Nothing of the file stays open: what a client has open for writing it keeps in its memory,
-        // whatever others write meanwhile.
+        // Nothing of the file stays open: what a client has open for writing it keeps in its
+        // memory, whatever others write meanwhile.
         if verb == "append" {
             return append(path, start, bytes);
         }

@@ -1,5 +1,5 @@
-//! Attributes of objects, and GETATTR, VERIFY, NVERIFY and ACCESS (RFC 8881, sections 5, 18.1, 18.7,
-//! 18.15 and 18.31; RFC 7862, section 12.2; RFC 8276, section 8).
+//! Attributes of objects, and GETATTR, VERIFY, NVERIFY and ACCESS (RFC 8881, sections 5, 18.1,
+//! 18.7, 18.15 and 18.31; RFC 7862, section 12.2; RFC 8276, section 8).
 
 use std::sync::Arc;
 
@@ -103,7 +103,8 @@ const OF_NAMES: &[AttrNumber] = &[
     AttrNumber::MAXNAME,
 ];
 
-/// Largest file that Linux has (`MAX_LFS_FILESIZE`); a file system that has less says so of a WRITE.
+/// Largest file that Linux has (`MAX_LFS_FILESIZE`); a file system that has less says so of a
+/// WRITE.
 const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
 
 fn set_of(numbers: &[AttrNumber]) -> Bitmap {

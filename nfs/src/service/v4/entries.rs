@@ -1,5 +1,5 @@
-//! Entries of directories: CREATE, LINK, READLINK, REMOVE and RENAME (RFC 8881, sections 18.4, 18.9,
-//! 18.24 to 18.26).
+//! Entries of directories: CREATE, LINK, READLINK, REMOVE and RENAME (RFC 8881, sections 18.4,
+//! 18.9, 18.24 to 18.26).
 
 use std::sync::Arc;
 
