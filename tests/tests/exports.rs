@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use capstan_tests::program::{Daemon, own_address, signal, utf8};
 use capstan_tests::target::SUBNQN;
@@ -69,7 +70,12 @@ fn root_exports_are_told_at_the_start_and_follow_reloads() {
         "/missing",
         "`mkdir --parents ",
     ]);
-    write("lease_time = \"20s\"", &[b.clone()]);
+    let made = Command::new("mkdir")
+        .args(["--parents", utf8(&folder.join("missing"))])
+        .status();
+    assert!(made.unwrap().success());
+    reload(&["configuration reloaded: exports added: 1, exports removed: 1"]);
+    write("lease_time = \"20s\"", std::slice::from_ref(&b));
     reload(&[
         "ERROR",
         "nfs.lease_time from 90s to 20s needs a restart; nothing was changed",
