@@ -2,14 +2,14 @@
 //! pool.
 //!
 //! # The walk of a COMPOUND
-//! 1. [`rpc`] reads the header of the call and finds the procedure.
-//! 2. [`v4::compound`] has SEQUENCE say whether the request is new, and then carries out one
+//! 1. `rpc` reads the header of the call and finds the procedure.
+//! 2. `v4::compound` has SEQUENCE say whether the request is new, and then carries out one
 //!    operation after the other, each of which adds its result to the reply.
-//! 3. An operation is a function of [`v4::context::Context`], in the module of its subject. State
-//!    is asked and changed through [`driver`], files through `capstan_exports`.
+//! 3. An operation is a function of `v4::context::Context`, in the module of its subject. State
+//!    is asked and changed through `driver`, files through `capstan_exports`.
 //!
-//! NFS version 3 is in [`v3`], MOUNT, which gives its clients their first filehandles, in
-//! [`mount`].
+//! NFS version 3 is in `v3`, MOUNT, which gives its clients their first filehandles, in
+//! `mount`.
 
 mod driver;
 mod failure;
