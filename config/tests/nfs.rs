@@ -71,7 +71,8 @@ fn everything_that_can_be_written_is_taken() {
         "[nfs]\naddresses = [\"192.0.2.10\", \"2001:db8::1\"]\nport = 0\nrdma_port = 20050\n\
          transports = [\"tcp\", \"rdma\"]\nprovider = \"iwarp\"\nlease_time = \"10s\"\n\
          grace_time = \"20s\"\nthreads = 3\n\
-         [[export]]\npath = \"/srv//b/\"\npseudo = \"/b/\"\naccess = \"read-write\"\nsquash = \"all\"\n\
+         [[export]]\npath = \"/srv//b/\"\npseudo = \"/b/\"\n\
+         access = \"read-write\"\nsquash = \"all\"\n\
          anonuid = 7\nanongid = 8\nsecure_ports = true\nnames = \"raw\"\ncrossmnt = true\nid = 9\n\
          file_system = \"0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1\"\n\
          clients = [\"192.0.2.1\", { network = \"::/0\", access = \"read-only\", squash = \"none\", \

@@ -48,7 +48,7 @@ impl OpenFiles {
     }
 
     /// The file open for `access`, from before or anew. The kernel is asked each time whether the
-    /// caller may, as NFSv3 has it: the owner always may, and who may execute may read.
+    /// caller may, as NFSv3 has it: the owner always may, and the right to execute is one to read.
     ///
     /// # Errors
     /// As [`Node::open`]; [`FileError::Stale`] where the last name of a file that was kept open is

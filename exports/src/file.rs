@@ -127,8 +127,8 @@ impl LockKind {
 
 impl Node {
     /// Opens the file for its data, if the kernel lets the caller. With `owner_override` the owner
-    /// may do so whatever the mode says, as one who wrote a file before its mode was set, and a
-    /// caller who may execute the file may read it (RFC 1813, 4.4): NFSv3 has no open files.
+    /// may do so whatever the mode says, as it may have written the file before its mode was set,
+    /// and a caller that may execute the file may read it (RFC 1813, 4.4): NFSv3 has no open files.
     ///
     /// # Errors
     /// [`FileError::WrongType`] for anything but a regular file: nothing else is ever opened;

@@ -213,7 +213,7 @@ impl UnsyncedFiles {
     }
 
     /// As [`commit`](Self::commit), of a file that the caller need not have open, nor be allowed to
-    /// open any more: who wrote it has given it another mode since, perhaps.
+    /// open any more: its mode may have been changed since it was written.
     ///
     /// # Errors
     /// As there; [`FileError::ReadOnly`], [`FileError::WrongType`].
@@ -264,7 +264,7 @@ impl UnsyncedFiles {
     }
 
     /// Forgets a file whose last name was removed, so that its space is free: what is lost of it
-    /// now, nobody looks for. Clients that have it open still commit it.
+    /// now, is not looked for. Clients that have it open still commit it.
     pub fn forget_file(&self, export: ExportId, kernel: &KernelHandle) {
         let forgotten = locked(&self.files).remove(&(export, *kernel));
         // Closing it may take the time that its space takes to be given back.

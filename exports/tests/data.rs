@@ -217,7 +217,7 @@ fn root_locks_are_those_of_an_open_file() {
     assert!(reads.lock(bytes(2, u64::MAX), LockKind::Shared).is_err());
 }
 
-/// Whoever has the file open to read may lock it shared, and exclusively where it is open to write
+/// A file that is open to read can be locked shared, and exclusively where it is open to write
 /// as well: the kernel is asked once for both, so that a lock can become another one.
 #[test]
 fn root_a_file_is_opened_for_locks_whatever_its_mode() {

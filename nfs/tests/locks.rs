@@ -207,7 +207,7 @@ fn root_locks_of_clients_keep_one_another_out() {
         is_local: false,
         owner: b"a".to_vec(),
     };
-    // Those that wait are told the same: nobody calls back.
+    // Requests to wait are told the same: the server calls no client back.
     for locktype in [
         LockType::Read,
         LockType::Write,

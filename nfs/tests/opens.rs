@@ -329,7 +329,7 @@ fn root_share_reservations_keep_others_out() {
         two.open_status(open_op("f", "o", READ, READ)),
         Status::SHARE_DENIED
     );
-    // Nothing is emptied by who may not write.
+    // A file is not emptied by a caller without the right to write.
     let mut buffer = Vec::new();
     let emptied = CreateHow::Unchecked(fattr(&size(0), &mut buffer));
     assert_eq!(

@@ -1,4 +1,5 @@
-//! A service that comes back with nothing but stable storage: who gets what back, and who waits.
+//! A service that comes back with nothing but stable storage: what clients reclaim, and which of
+//! them wait.
 
 mod support;
 
@@ -75,7 +76,7 @@ fn root_opens_and_locks_are_reclaimed_before_others_have_any() {
         Status::BAD_STATEID,
         "of its earlier life"
     );
-    // Who has reclaimed all waits for the others, and who had nothing does.
+    // A client that has reclaimed all waits for the others, as does one that had nothing.
     assert_eq!(one.open_status(open_op("f", "o", READ, 0)), Status::GRACE);
     assert_eq!(three.status(&[Op::ReclaimComplete(false)]), Status::OK);
     assert_eq!(
@@ -133,7 +134,7 @@ fn root_opens_and_locks_are_reclaimed_before_others_have_any() {
     one.close(&file);
 }
 
-/// A file that was made read-only by who writes it, as by `cp -p` or git.
+/// A file that its writer has made read-only, as `cp -p` and git do.
 #[test]
 fn root_a_writer_gets_back_what_it_could_not_open_any_more() {
     let served = Served::new();

@@ -1,5 +1,5 @@
 //! The directories that NFS clients get, and what else has something to do with them. Whether their
-//! file systems can be exported, the one who exports them finds out.
+//! file systems can be exported is found out when they are.
 
 use std::fs::{self, Metadata};
 use std::io::ErrorKind;

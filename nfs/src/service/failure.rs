@@ -43,7 +43,7 @@ pub(super) fn status_of(error: &FileError) -> Status {
         FileError::Name(problem) => status_of_name(problem),
         FileError::ReadOnly => Status::ROFS,
         FileError::OtherExport { .. } | FileError::CrossExport => Status::XDEV,
-        // What is mounted there is not for clients, who have to see that something is there.
+        // What is mounted there is not for clients, which have to see that something is there.
         FileError::OtherFileSystem => Status::ACCESS,
         FileError::Namespace { .. } => Status::ACCESS,
         FileError::AtRoot => Status::NOENT,

@@ -2,7 +2,7 @@
 //! 5).
 //!
 //! What clients have mounted is not kept: DUMP is empty, and UMNT and UMNTALL do nothing. The list
-//! would be right for nobody (section 5.2.2 of the RFC: clients that crash are never taken off it),
+//! would never be right (section 5.2.2 of the RFC: clients that crash are never taken off it),
 //! and would tell each client of the others.
 
 use std::sync::Arc;

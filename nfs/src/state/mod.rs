@@ -119,7 +119,7 @@ pub enum Action {
         file: FileKey,
     },
     /// The client has nothing any more, and will never ask again by this number. What it has
-    /// written and not committed is nobody else's to commit.
+    /// written and not committed cannot be committed by another client.
     EndClient {
         /// The client.
         client: ClientId,

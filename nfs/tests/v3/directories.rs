@@ -130,7 +130,7 @@ fn root_directories_that_cannot_be_read_say_why() {
         read(&mut user, &dir, start, 4096).err(),
         Some(Status::ACCES)
     );
-    // Who can read a directory and not search it learns names alone.
+    // A caller that can read a directory and not search it learns names alone.
     client.set(&dir, with_mode(0o744), None).unwrap();
     assert_eq!(read(&mut user, &dir, start, 4096).unwrap().0.len(), 12);
     let answer = user.call(&plus(&dir, start, 4096, 8192));

@@ -7,7 +7,8 @@
 //! DIR is a folder on the mount, and DIR2 the same folder as another client has it mounted, with
 //! `actimeo=0`: what the first has done is looked at by the second at once. It
 //! prints a line per case (`PASS name`, `FAIL name: what was expected`, `SKIPPED name: why`) and
-//! the sum, and fails when a case did. To be run by root, whom the server has to take for root.
+//! the sum, and fails when a case did. To be run by root, on an
+//! export that does not squash root.
 //!
 //! What a version of NFS lacks is said with `--lacks`, and never found out: a case that finds a
 //! feature missing fails. The lines hold nothing that differs from run to run, so that those of

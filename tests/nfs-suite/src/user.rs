@@ -5,7 +5,7 @@ use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use crate::expect::{Expect, Failure, Outcome};
 use crate::sys;
 
-/// Whom a system call is made as.
+/// The user that a system call is made as.
 #[derive(Clone, Copy)]
 pub(crate) struct User {
     pub(crate) uid: u32,
@@ -31,7 +31,7 @@ pub(crate) const OTHER: User = User {
     gid: 61_004,
     groups: &[],
 };
-/// The owner, who is of another group as well.
+/// The owner, which is in another group as well.
 pub(crate) const OWNER_IN_TWO: User = User {
     uid: 61_001,
     gid: 61_001,

@@ -25,7 +25,7 @@ pub(in crate::service) struct Context<'a> {
     credentials: Credentials<'a>,
 }
 
-/// A file, and whom operations on it run as.
+/// A file, and the identity that operations on it run with.
 #[derive(Debug)]
 pub(super) struct File {
     pub(super) node: Node,
@@ -87,7 +87,7 @@ impl<'a> Context<'a> {
         match self.exports.find(handle.0)? {
             Found::Pseudo(_) => Err(Failure(Status::STALE)),
             Found::File(export, kernel) => {
-                // Before the file is looked for: who may not use the export learns nothing of it.
+                // Before the file is looked for: a client without the export learns nothing of it.
                 let caller = self.caller(&export)?;
                 let node = Node::open_handle(&export, &kernel)?;
                 Ok(File { node, caller })

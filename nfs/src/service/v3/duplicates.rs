@@ -247,7 +247,7 @@ mod tests {
         let duplicates = Duplicates::default();
         drop(new(duplicates.begin(key("192.0.2.1", 1), 0)));
         assert!(!is_known(&duplicates, key("192.0.2.1", 1), 0));
-        // A reply that nobody expected to be so long is not kept, and its call no more under way.
+        // A reply that is longer than expected is not kept, and its call no more under way.
         let long = vec![0; REPLY_BYTES_MAX + 1];
         new(duplicates.begin(key("192.0.2.1", 2), 0)).answered(&long, 0);
         assert!(!is_known(&duplicates, key("192.0.2.1", 2), 0));

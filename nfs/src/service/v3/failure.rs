@@ -47,7 +47,7 @@ impl From<FileError> for Failure {
             FileError::Name(problem) => status_of_name(problem),
             FileError::ReadOnly => Status::ROFS,
             FileError::OtherExport { .. } | FileError::CrossExport => Status::XDEV,
-            // What is mounted there is not for clients, who have to see that something is there.
+            // What is mounted there is not for clients, which have to see that something is there.
             FileError::OtherFileSystem => Status::ACCES,
             // Hosts write it over NVMe.
             FileError::Namespace { .. } => Status::ACCES,

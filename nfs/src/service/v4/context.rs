@@ -15,7 +15,7 @@ use crate::service::Service;
 use crate::service::failure::Failure;
 use crate::state::{ConnId, CurrentStateid, FileKey, InSession, Peer, Principal};
 
-/// A file, and whom operations on it run as.
+/// A file, and the identity that operations on it run with.
 #[derive(Debug)]
 pub(super) struct File {
     /// The file.
@@ -93,7 +93,7 @@ pub(super) type Results<'w, 'b> = ReplyEncoder<'w, 'b>;
 pub(super) type Outcome = Result<(), Failure>;
 
 impl Context<'_> {
-    /// Whom the request comes from.
+    /// The client that the request comes from.
     pub(super) fn peer(&self) -> Peer {
         Peer {
             connection: ConnId(self.call.connection.0),

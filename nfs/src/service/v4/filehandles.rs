@@ -26,7 +26,7 @@ impl Context<'_> {
         let object = match self.exports.find(handle.0)? {
             Found::Pseudo(id) => Object::Pseudo(id),
             Found::File(export, kernel) => {
-                // Before the file is looked for: who may not use the export learns nothing of it.
+                // Before the file is looked for: a client without the export learns nothing of it.
                 self.caller(&export)?;
                 self.object_of(Node::open_handle(&export, &kernel)?)?
             }

@@ -70,7 +70,7 @@ struct Found {
     cinfo: ChangeInfo,
 }
 
-/// There are no delegations: what the client is told who wants one, or says that it does not.
+/// There are no delegations: what a client is told that wants one, or says that it does not.
 ///
 /// # Errors
 /// NFS4ERR_INVAL: a want that does not exist.

@@ -65,7 +65,7 @@ pub(super) fn parse<'a>(
 
 fn id_of(principal: Principal<'_>) -> Result<u32, Status> {
     match principal.id()? {
-        // The kernel's "as it is", which is nobody.
+        // The kernel's "as it is", which is no user.
         u32::MAX => Err(Status::BADOWNER),
         id => Ok(id),
     }

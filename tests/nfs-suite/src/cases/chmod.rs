@@ -1,4 +1,4 @@
-//! chmod(2): who may, and what becomes of the special bits.
+//! chmod(2): which users may, and what becomes of the special bits.
 
 use nix::errno::Errno;
 
@@ -113,7 +113,7 @@ fn sticky_and_set_id(place: &Place) -> Outcome {
     Ok(())
 }
 
-/// Who is not of a file's group cannot set its set-group-ID bit.
+/// A user outside a file's group cannot set its set-group-ID bit.
 fn set_gid_of_a_foreign_group(place: &Place) -> Outcome {
     let path = place.at("file");
     file_of_owner(&path, 0o755, b"")?;

@@ -1,4 +1,4 @@
-//! chown(2): who may give what to whom.
+//! chown(2): which users may give a file to which others.
 
 use nix::errno::Errno;
 
@@ -83,7 +83,7 @@ fn only_root_gives_away(place: &Place) -> Outcome {
             )
         })?;
     }
-    // To whom it belongs already is not giving away.
+    // Giving it to its owner changes nothing.
     OWNER.does(|| {
         sys::chown(&path, Some(OWNER.uid), Some(OWNER.gid)).succeeds("chown to oneself")
     })?;

@@ -1,5 +1,5 @@
-//! open(2) with O_CREAT, mkdir(2), mkfifo(2), mknod(2) and symlink(2): what is made, for whom, and
-//! where it may be.
+//! open(2) with O_CREAT, mkdir(2), mkfifo(2), mknod(2) and symlink(2): what is made, with
+//! which owner, and where it may be.
 
 use std::path::Path;
 

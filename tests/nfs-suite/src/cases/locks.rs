@@ -268,7 +268,7 @@ fn many_ranges(place: &Place) -> Outcome {
 }
 
 /// Two clients add to a number under a lock, and no addition is lost: what was written under it is
-/// read by the next who has it.
+/// read by the next client that has it.
 fn counter(place: &Place) -> Outcome {
     const ROUNDS: u64 = 40;
     let first = file(place)?;

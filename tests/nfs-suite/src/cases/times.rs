@@ -94,7 +94,7 @@ fn permissions(place: &Place) -> Outcome {
     let path = place.at("file");
     file_of_owner(&path, 0o664, b"")?;
     OWNER.does(|| sys::set_times(&path, (1, 0), (2, 0)).succeeds("times by the owner"))?;
-    // Who may write may say that it is now, and nothing else.
+    // A user with the right to write may set the times to now, and to nothing else.
     MEMBER.does(|| {
         sys::set_times(&path, (1, 0), (2, 0))
             .refused("times by one who may write", &[Errno::EPERM])?;
