@@ -22,7 +22,7 @@ use capstan_rpcrdma::rpc::{Accepted, AuthFlavor, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, WriteError, Writer};
 
 use super::Service;
-use super::rpc::Done;
+use super::rpc::{Done, known};
 use super::v3::{Context, Failure};
 
 /// Carries out a procedure.
@@ -33,13 +33,9 @@ pub(super) fn carry_out(
     mut arguments: Reader<'_>,
     reply: &mut Writer<'_>,
 ) -> Done {
-    let procedure = match MountCall::parse(header.procedure, &mut arguments) {
-        Ok(Some(procedure)) => procedure,
-        Ok(None) => return Done::Refused(Accepted::ProcedureUnavailable),
-        Err(error) => {
-            tracing::debug!("{}: {error}", call.peer);
-            return Done::Refused(Accepted::GarbageArguments);
-        }
+    let procedure = match known(MountCall::parse(header.procedure, &mut arguments), call) {
+        Ok(procedure) => procedure,
+        Err(refused) => return Done::Refused(refused),
     };
     let context = Context::new(service, call, header);
     let written = Reply::success(header.xid)

@@ -6,7 +6,7 @@ use capstan_nfs_proto::v3::NFS_V3;
 use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND, PROC_NULL};
 use capstan_rpc_server::{Call, Outcome, Wire};
 use capstan_rpcrdma::rpc::{Accepted, Call as Header, CallError, Reply};
-use capstan_rpcrdma::xdr::{Reader, Writer};
+use capstan_rpcrdma::xdr::{ReadError, Reader, Writer};
 
 use super::{Service, mount, v3, v4};
 
@@ -76,6 +76,23 @@ fn procedure(
             high: MOUNT_V3,
         }),
         _ => Done::Refused(Accepted::ProgramUnavailable),
+    }
+}
+
+/// A procedure that was parsed with its arguments.
+///
+/// # Errors
+/// PROC_UNAVAIL where the program has none of the number, GARBAGE_ARGS where they cannot be read.
+pub(super) fn known<P>(
+    parsed: Result<Option<P>, ReadError>,
+    call: &Call<'_>,
+) -> Result<P, Accepted> {
+    match parsed {
+        Ok(procedure) => procedure.ok_or(Accepted::ProcedureUnavailable),
+        Err(error) => {
+            tracing::debug!("{}: {error}", call.peer);
+            Err(Accepted::GarbageArguments)
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use capstan_rpcrdma::rpc::{Accepted, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, WriteError, Writer};
 
 use super::Service;
-use super::rpc::Done;
+use super::rpc::{Done, known};
 use super::v4::compound::fingerprint;
 use duplicates::{Begun, CallKey};
 
@@ -46,13 +46,9 @@ pub(super) fn carry_out(
     mut arguments: Reader<'_>,
     reply: &mut Writer<'_>,
 ) -> Done {
-    let procedure = match Procedure::parse(header.procedure, &mut arguments) {
-        Ok(Some(procedure)) => procedure,
-        Ok(None) => return Done::Refused(Accepted::ProcedureUnavailable),
-        Err(error) => {
-            tracing::debug!("{}: {error}", call.peer);
-            return Done::Refused(Accepted::GarbageArguments);
-        }
+    let procedure = match known(Procedure::parse(header.procedure, &mut arguments), call) {
+        Ok(procedure) => procedure,
+        Err(refused) => return Done::Refused(refused),
     };
     if !changes_something(&procedure) {
         return answer(service, call, header, &procedure, reply);
