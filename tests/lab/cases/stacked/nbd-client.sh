@@ -15,7 +15,8 @@ wipefs -qa /dev/nbd0
 survives_the_target /dev/nbd0
 put_tree /dev/nbd0
 nbd-client -d /dev/nbd0
-nbd_disk
+# The kernel lets go of the device some time after it has said so.
+within 15 "the device is there for the next connection" nbd_disk
 tree_is_there /dev/nbd0
 wipefs -qa /dev/nbd0
 nbd-client -d /dev/nbd0
