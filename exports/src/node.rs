@@ -328,7 +328,7 @@ impl Node {
 
     /// Sets attributes: the size through `open`, where the client has the file open, so that
     /// what it may is what it might when it opened it. Answers with what was set, also where the
-    /// rest was refused. Synced behind.
+    /// rest was refused; the mode of a symbolic link stays, as if it had been. Synced behind.
     pub fn set_attributes(
         &self,
         caller: &Caller,
@@ -336,6 +336,14 @@ impl Node {
         open: Option<&OpenFile>,
     ) -> (WasSet, Result<()>) {
         let mut done = WasSet::empty();
+        // That of a symbolic link means nothing, and Linux refuses to set it (since 6.6). Clients whose
+        // links have modes copy them with those.
+        let has_mode = self.file_type != FileType::Symlink;
+        let as_asked = to.mode.is_some() && !has_mode;
+        let to = &SetAttributes {
+            mode: to.mode.filter(|_| has_mode),
+            ..*to
+        };
         // A file that is open for writing has been claimed.
         let mut written = None;
         let checked = self
@@ -355,6 +363,9 @@ impl Node {
             .and_then(|()| caller.act(|| crate::attributes::set(self.fd(), to, open, &mut done)));
         drop(written);
         let synced = if done.is_empty() { Ok(()) } else { self.sync() };
+        if as_asked && set.is_ok() {
+            done |= WasSet::MODE;
+        }
         (done, set.and(synced))
     }
 

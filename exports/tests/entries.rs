@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{lchown, symlink};
 
 use capstan_exports::attributes::WasSet;
 use capstan_exports::directory::ReadDirectory;
@@ -67,7 +68,7 @@ fn root_creating_is_unchecked_guarded_or_exclusive() {
             ),
             "{said}"
         );
-        std::os::unix::fs::symlink("f", disk.path().join("link")).unwrap();
+        symlink("f", disk.path().join("link")).unwrap();
         let said = create("link", Create::Unchecked, &mode(0o644)).unwrap_err();
         assert!(
             matches!(
@@ -240,6 +241,40 @@ fn root_attributes_are_set_together_as_they_were_asked_for() {
 }
 
 /// Since Linux 6.13; two changes within a tick of the clock looked like one before.
+#[test]
+fn root_the_mode_of_a_symbolic_link_is_let_be() {
+    // `cp -R` of systems where links have modes sets that with the times.
+    own_mounts();
+    for disk in Disk::each("root_the_mode_of_a_symbolic_link_is_let_be") {
+        let exported = Exported::new(&disk.path());
+        let user = exported.caller(1000);
+        symlink("target", disk.path().join("link")).unwrap();
+        lchown(disk.path().join("link"), Some(1000), None).unwrap();
+        let link = exported
+            .root()
+            .lookup(&exported.exports, &user, name("link"))
+            .unwrap();
+        let before = link.attributes().unwrap();
+        let modified = Time {
+            seconds: 1_000_000_000,
+            nanoseconds: 0,
+        };
+        let to = SetAttributes {
+            modified: Some(SetTime::To(modified)),
+            ..mode(0o600)
+        };
+        let (set, result) = link.set_attributes(&user, &to, None);
+        assert_eq!(result, Ok(()), "{}", disk.kind);
+        assert_eq!(set, WasSet::MODE | WasSet::TIMES);
+        let now = link.attributes().unwrap();
+        assert_eq!((now.mode, now.modified), (before.mode, modified));
+        let other = exported.caller(1001);
+        let (set, result) = link.set_attributes(&other, &to, None);
+        refused(result, Errno::EPERM);
+        assert_eq!(set, WasSet::empty());
+    }
+}
+
 #[test]
 fn root_each_change_that_was_looked_at_has_another_number() {
     own_mounts();
