@@ -11,7 +11,7 @@ use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::Component;
 
-use support::{Served, path_ops, put};
+use support::{Client, Served, path_ops, put};
 
 fn handle(results: &[OpResult<'_>]) -> Vec<u8> {
     match results.last() {
@@ -84,7 +84,7 @@ fn root_what_no_name_or_handle_leads_to_is_told_apart() {
 fn root_operations_are_where_they_may_be() {
     let served = Served::new();
     let mut client = served.client("one");
-    let first = |client: &mut support::Client, ops: &[Op<'_>]| client.raw(ops, |status, _| status);
+    let first = |client: &mut Client, ops: &[Op<'_>]| client.raw(ops, |status, _| status);
     assert_eq!(
         first(&mut client, &[Op::PutRootFh]),
         Status::OP_NOT_IN_SESSION
@@ -138,4 +138,22 @@ fn root_a_repeated_request_has_the_reply_that_was_kept() {
     client.send(&other).results(|status, _| {
         assert_eq!(status, Status::SEQ_FALSE_RETRY);
     });
+}
+
+#[test]
+fn root_a_reply_that_cannot_be_kept_fails_at_sequence() {
+    // pynfs CSESS27; RFC 8881, section 2.10.6.4.
+    let served = Served::new();
+    let mut client = Client::without_session(served.service.clone());
+    let (id, sequence) = client.exchange_id("one", [1; 8]);
+    client.create_session(id, sequence, 10);
+    let mut send = |cache_this| {
+        client.cache_this = cache_this;
+        let sequence = client.sequence_op();
+        client.raw(&[sequence], |status, results| (status, results[0].status()))
+    };
+    let too_big = Status::REP_TOO_BIG_TO_CACHE;
+    assert_eq!(send(true), (too_big, too_big));
+    // Its number was not used up.
+    assert_eq!(send(false), (Status::OK, Status::OK));
 }

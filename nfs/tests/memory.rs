@@ -84,6 +84,7 @@ fn idle_client(state: &mut State, number: u32) {
             fingerprint: slotid.into(),
             operations: 4,
             bytes: 200,
+            reply_bytes: 96,
         };
         match state
             .sequence(&request, &shape, &peer, 0)

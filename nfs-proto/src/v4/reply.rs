@@ -109,8 +109,14 @@ impl<'w, 'b> ReplyEncoder<'w, 'b> {
     /// # Errors
     /// It does not fit the bounds.
     pub fn check_room(&self, bytes: u64) -> Result<(), NoRoom> {
-        let needed = self.to.position().saturating_add(bytes);
-        self.check_bounds(needed.saturating_add(FAILED_RESULT_BYTES_MAX))
+        self.check_bounds(self.bytes_with(bytes))
+    }
+
+    /// Bytes of the reply with a result of that many, and another operation that fails behind it.
+    #[must_use]
+    pub fn bytes_with(&self, bytes: u64) -> u64 {
+        let with_it = self.to.position().saturating_add(bytes);
+        with_it.saturating_add(FAILED_RESULT_BYTES_MAX)
     }
 
     fn check_bounds(&self, bytes: u64) -> Result<(), NoRoom> {
@@ -297,6 +303,9 @@ impl<'w, 'b> ReplyEncoder<'w, 'b> {
         self.to.fill_u32(self.count_place, self.results);
     }
 }
+
+/// Bytes of a SEQUENCE's result: its number, its status, the session and five numbers.
+pub const SEQUENCE_RESULT_BYTES: u64 = 4 + 4 + 16 + 5 * 4;
 
 /// Bytes of a READ's result but for its data: its number, its status, eof and the count.
 pub const READ_RESULT_BYTES: u64 = 4 + 4 + 4 + 4;

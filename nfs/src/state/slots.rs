@@ -22,6 +22,8 @@ pub struct RequestShape {
     pub operations: u32,
     /// Bytes, with the header of RPC.
     pub bytes: u32,
+    /// Bytes of the smallest reply, likewise: SEQUENCE's result, and another operation that fails.
+    pub reply_bytes: u32,
 }
 
 /// A new request: what it is in. Given back to [`State::complete`].
@@ -191,6 +193,17 @@ impl Session {
         }
     }
 
+    /// Whether there is room for SEQUENCE's own result (RFC 8881, section 2.10.6.4).
+    fn check_reply(&self, arguments: &Sequence, shape: &RequestShape) -> Result<(), Status> {
+        if shape.reply_bytes > self.fore.maxresponsesize {
+            return Err(Status::REP_TOO_BIG);
+        }
+        if arguments.cachethis && shape.reply_bytes > self.fore.maxresponsesize_cached {
+            return Err(Status::REP_TOO_BIG_TO_CACHE);
+        }
+        Ok(())
+    }
+
     fn sequence_result(&self, arguments: &Sequence) -> SequenceOk {
         let slots = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         SequenceOk {
@@ -219,8 +232,9 @@ impl State {
     ///
     /// # Errors
     /// NFS4ERR_BADSESSION, NFS4ERR_BADSLOT, NFS4ERR_BAD_HIGH_SLOT, NFS4ERR_TOO_MANY_OPS,
-    /// NFS4ERR_REQ_TOO_BIG, NFS4ERR_SEQ_MISORDERED, NFS4ERR_SEQ_FALSE_RETRY; NFS4ERR_DELAY: the
-    /// same request is under way, or there is no room to keep the reply. The slot is as before.
+    /// NFS4ERR_REQ_TOO_BIG, NFS4ERR_REP_TOO_BIG, NFS4ERR_REP_TOO_BIG_TO_CACHE,
+    /// NFS4ERR_SEQ_MISORDERED, NFS4ERR_SEQ_FALSE_RETRY; NFS4ERR_DELAY: the same request is under
+    /// way, or there is no room to keep the reply. The slot is as before.
     pub fn sequence(
         &mut self,
         arguments: &Sequence,
@@ -244,6 +258,9 @@ impl State {
             return Err(Status::BAD_HIGH_SLOT);
         }
         let numbered = slot.number(arguments, shape)?;
+        if matches!(numbered, Numbered::New) {
+            session.check_reply(arguments, shape)?;
+        }
         let last_reserved = slot.reserved();
         self.clients.renew(client, now_us);
         self.bind(peer.connection, arguments.sessionid);

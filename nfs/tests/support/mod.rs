@@ -357,6 +357,11 @@ impl Client {
 
     /// The same, of an instance of the client.
     pub(crate) fn begin_as(&mut self, name: &str, verifier: [u8; 8]) {
+        let (client, sequence) = self.exchange_id(name, verifier);
+        self.create_session(client, sequence, 4096);
+    }
+
+    pub(crate) fn exchange_id(&mut self, name: &str, verifier: [u8; 8]) -> (ClientId, u32) {
         let exchange = Op::ExchangeId(ExchangeId {
             clientowner: ClientOwner {
                 verifier: Verifier(verifier),
@@ -366,19 +371,19 @@ impl Client {
             state_protect: StateProtect::None,
             client_impl_id: None,
         });
-        let (client, sequence) = self.raw(&[exchange], |status, results| match results {
+        self.raw(&[exchange], |status, results| match results {
             [OpResult::ExchangeId(ok)] => (ok.clientid, ok.sequenceid),
             other => panic!("{status}: {other:?}"),
-        });
-        self.create_session(client, sequence);
+        })
     }
 
-    pub(crate) fn create_session(&mut self, client: ClientId, sequence: u32) {
+    /// A session of which replies of so many bytes are kept.
+    pub(crate) fn create_session(&mut self, client: ClientId, sequence: u32, kept_bytes: u32) {
         let channel = ChannelAttributes {
             headerpadsize: 0,
             maxrequestsize: 2 << 20,
             maxresponsesize: 2 << 20,
-            maxresponsesize_cached: 4096,
+            maxresponsesize_cached: kept_bytes,
             maxoperations: 64,
             maxrequests: 4,
             rdma_ird: None,

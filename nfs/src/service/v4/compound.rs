@@ -5,7 +5,7 @@ use capstan_nfs_proto::v4::args::Sequence;
 use capstan_nfs_proto::v4::compound::{Compound, OpError, Operations};
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::opnum::OpNum;
-use capstan_nfs_proto::v4::reply::{ReplyBounds, ReplyEncoder};
+use capstan_nfs_proto::v4::reply::{ReplyBounds, ReplyEncoder, SEQUENCE_RESULT_BYTES};
 use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_rpc_server::Call;
@@ -108,6 +108,8 @@ fn carry_out_operations(
                     fingerprint: fingerprint(call.message),
                     operations: compound.operations,
                     bytes: u32::try_from(call.message.len()).unwrap_or(u32::MAX),
+                    reply_bytes: u32::try_from(results.bytes_with(SEQUENCE_RESULT_BYTES))
+                        .unwrap_or(u32::MAX),
                 };
                 match begin(&mut context, &arguments, &shape, &mut results) {
                     Begun::New => carry_out_rest(&mut context, operations, &mut results),

@@ -44,6 +44,7 @@ const SHAPE: RequestShape = RequestShape {
     fingerprint: 1,
     operations: 3,
     bytes: 200,
+    reply_bytes: 96,
 };
 
 fn exchange_arguments(name: &[u8], flags: ExchangeIdFlags) -> ExchangeId<'_> {

@@ -155,6 +155,19 @@ fn slots_and_requests_are_bounded() {
         }),
         Status::REQ_TOO_BIG
     );
+    let reply = |reply_bytes| RequestShape {
+        reply_bytes,
+        ..SHAPE
+    };
+    assert_eq!(refused(reply(1_049_481)), Status::REP_TOO_BIG);
+    let cached_max = limits::CACHED_RESPONSE_BYTES_MAX;
+    assert_eq!(refused(reply(cached_max + 1)), Status::REP_TOO_BIG_TO_CACHE);
+    let not_kept = Sequence {
+        cachethis: false,
+        ..Server::request(&host, 62, 1)
+    };
+    let big = server.sequence_of(&host, &not_kept, &reply(cached_max + 1));
+    assert!(matches!(big, Ok(Sequenced::New(..))), "{big:?}");
     let Ok(Sequenced::New(_, reply)) = server.sequence(&host, &request) else {
         panic!();
     };
