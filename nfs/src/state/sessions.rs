@@ -19,14 +19,20 @@ use super::limits::{
 use super::slots::Slot;
 use super::{ConnId, Peer, State};
 
+/// Whether anything fits into the messages of a channel (RFC 8881, section 18.36.3: of either).
+fn check_sizes(asked: &ChannelAttributes) -> Result<(), Status> {
+    if asked.maxrequestsize.min(asked.maxresponsesize) < MESSAGE_BYTES_MIN {
+        return Err(Status::TOOSMALL);
+    }
+    Ok(())
+}
+
 /// What is granted of what a client asks for of its fore channel (RFC 8881, section 18.36.3).
 ///
 /// # Errors
 /// NFS4ERR_TOOSMALL: nothing fits into its messages; NFS4ERR_INVAL: no slots or no operations.
 fn granted(asked: &ChannelAttributes) -> Result<ChannelAttributes, Status> {
-    if asked.maxrequestsize.min(asked.maxresponsesize) < MESSAGE_BYTES_MIN {
-        return Err(Status::TOOSMALL);
-    }
+    check_sizes(asked)?;
     if asked.maxrequests == 0 || asked.maxoperations == 0 {
         return Err(Status::INVAL);
     }
@@ -170,6 +176,7 @@ impl State {
             return Err(Status::NOSPC);
         }
         let fore = granted(&arguments.fore_chan_attrs)?;
+        check_sizes(&arguments.back_chan_attrs)?;
         if !client.is_confirmed {
             self.confirm_client(id, now_us)?;
         }

@@ -187,7 +187,13 @@ impl Server {
         sequence: u32,
         peer: &Peer,
     ) -> Result<CreateSessionOk, Status> {
-        self.create_with(client, sequence, peer, CreateSessionFlags::empty(), FORE)
+        self.create_with(
+            client,
+            sequence,
+            peer,
+            CreateSessionFlags::empty(),
+            [FORE; 2],
+        )
     }
 
     fn create_with(
@@ -196,14 +202,14 @@ impl Server {
         sequence: u32,
         peer: &Peer,
         flags: CreateSessionFlags,
-        fore: ChannelAttributes,
+        [fore, back]: [ChannelAttributes; 2],
     ) -> Result<CreateSessionOk, Status> {
         let arguments = CreateSession {
             clientid: client,
             sequence,
             flags,
             fore_chan_attrs: fore,
-            back_chan_attrs: FORE,
+            back_chan_attrs: back,
             cb_program: 0x4000_0000,
             sec_parms: List::default(),
         };

@@ -48,13 +48,20 @@ fn a_create_session_that_failed_fails_again() {
 
 #[test]
 fn what_is_asked_for_is_bounded() {
-    // pynfs CSESS22, CSESS15; RFC 8881, section 18.36.3.
+    // pynfs CSESS22, CSESS15, CSESS29; RFC 8881, section 18.36.3.
     let mut server = Server::new();
     let (client, peer) = (exchanged(&mut server), Server::peer(1));
-    let mut create = |sequence, flags, fore| {
+    let mut create_both = |sequence, flags, channels| {
         let flags = CreateSessionFlags::from_bits_retain(flags);
-        server.create_with(client, sequence, &peer, flags, fore)
+        server.create_with(client, sequence, &peer, flags, channels)
     };
+    let small = |bytes| ChannelAttributes {
+        maxrequestsize: bytes,
+        ..FORE
+    };
+    let small_back = create_both(1, 0, [FORE, small(127)]);
+    assert_eq!(small_back, Err(Status::TOOSMALL));
+    let mut create = |sequence, flags, fore| create_both(sequence, flags, [fore, FORE]);
     let greedy = ChannelAttributes {
         headerpadsize: u32::MAX,
         maxrequestsize: u32::MAX,
@@ -64,7 +71,7 @@ fn what_is_asked_for_is_bounded() {
         maxrequests: u32::MAX,
         rdma_ird: Some(u32::MAX),
     };
-    let created = create(1, 7, greedy).unwrap();
+    let created = create(2, 7, greedy).unwrap();
     assert!(
         created.flags.is_empty(),
         "no back channel, nothing persistent"
@@ -80,14 +87,10 @@ fn what_is_asked_for_is_bounded() {
         rdma_ird: None,
     };
     assert_eq!(created.fore_chan_attrs, granted);
-    assert_eq!(create(2, 8, FORE), Err(Status::INVAL));
-    let small = |bytes| ChannelAttributes {
-        maxrequestsize: bytes,
-        ..FORE
-    };
-    assert_eq!(create(3, 0, small(127)), Err(Status::TOOSMALL));
+    assert_eq!(create(3, 8, FORE), Err(Status::INVAL));
+    assert_eq!(create(4, 0, small(127)), Err(Status::TOOSMALL));
     assert_eq!(
-        create(4, 0, small(128))
+        create(5, 0, small(128))
             .unwrap()
             .fore_chan_attrs
             .maxrequestsize,
@@ -97,7 +100,7 @@ fn what_is_asked_for_is_bounded() {
         maxrequests: 0,
         ..FORE
     };
-    assert_eq!(create(5, 0, none), Err(Status::INVAL));
+    assert_eq!(create(6, 0, none), Err(Status::INVAL));
 }
 
 #[test]
