@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use capstan_exports::clients::{Access, Squash};
+use capstan_nfs::state::Config;
 use capstan_nfs_proto::codec::Opaque;
 use capstan_nfs_proto::v4::args::{
     Commit, CreateHow, DelegateCurrent, DelegationType, ExclusiveCreate, OpenClaim, OpenDowngrade,
@@ -488,4 +489,47 @@ fn root_who_may_only_read_writes_nothing() {
     };
     let write = anonymous.write(0, b"x", StableHow::FileSync);
     assert_eq!(client.status(&write), Status::ROFS);
+}
+
+#[test]
+fn root_a_client_that_opens_without_end_is_told_to_wait_and_others_go_on() {
+    const OPENS: u64 = 400;
+    let served = Served::with_state(Config::new().with_opens_max(OPENS), |_export| {});
+    let names: Vec<_> = (0..OPENS).map(|number| format!("f{number}")).collect();
+    for name in &names {
+        put(&served.path().join(name), b"data", 0, 0o644);
+    }
+    let mut greedy = served.client("greedy");
+    let mut other = served.new_client("other");
+    other.peer = "192.0.2.2:700".parse().unwrap();
+    other.begin("another address");
+    other.run(&[Op::ReclaimComplete(false)], |_results| ());
+
+    let mut files = Vec::new();
+    let told = names.iter().find_map(|name| {
+        let open = [path_ops(&[]), vec![open_op(name, "o", BOTH, 0), Op::GetFh]].concat();
+        let opened = greedy.try_run(&open, |status, results| match results.last() {
+            Some(OpResult::GetFh(Opaque(handle))) if status == Status::OK => Ok(Opened {
+                handle: handle.to_vec(),
+                stateid: opened(results).stateid,
+            }),
+            _ => Err(status),
+        });
+        opened.map(|file| files.push(file)).err()
+    });
+    assert_eq!(told, Some(Status::DELAY), "after {} opens", files.len());
+    // What it has works as before, and so does another client.
+    let last = files.last().unwrap().clone();
+    greedy.write(&last, 0, b"DATA", StableHow::FileSync);
+    let file = other.open("f0", "o", BOTH);
+    other.write(&file, 0, b"more", StableHow::FileSync);
+    assert_eq!(other.read(&file, 0, 9), (b"more".to_vec(), true));
+    other.close(&file);
+    // It goes on itself with what it has closed.
+    let again = open_op("f399", "o", BOTH, 0);
+    assert_eq!(greedy.open_status(again), Status::DELAY);
+    for file in files.iter().take(10) {
+        greedy.close(file);
+    }
+    assert_eq!(greedy.open_status(again), Status::OK);
 }

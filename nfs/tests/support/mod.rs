@@ -59,6 +59,7 @@ fn own_mounts() {
 /// A service of one directory of a tmpfs, at `/exported`.
 pub(crate) struct Served {
     pub(crate) service: Arc<Service>,
+    state: Config,
     mounted: Mounted,
 }
 
@@ -95,6 +96,11 @@ impl Served {
 
     /// With what `change` does to the settings of the export.
     pub(crate) fn with(change: impl FnOnce(&mut ExportSettings)) -> Self {
+        Self::with_state(Config::new(), change)
+    }
+
+    /// The same with other bounds of its state.
+    pub(crate) fn with_state(state: Config, change: impl FnOnce(&mut ExportSettings)) -> Self {
         own_mounts();
         let mounted = Mounted(tempfile::tempdir().unwrap());
         // Users may come through to what is mounted.
@@ -114,14 +120,18 @@ impl Served {
             crossmnt: false,
         };
         change(&mut export);
-        let service = Self::service(&mounted, vec![export]);
-        Self { service, mounted }
+        let service = Self::service(&mounted, state.clone(), vec![export]);
+        Self {
+            service,
+            state,
+            mounted,
+        }
     }
 
-    fn service(mounted: &Mounted, exports: Vec<ExportSettings>) -> Arc<Service> {
+    fn service(mounted: &Mounted, state: Config, exports: Vec<ExportSettings>) -> Arc<Service> {
         let key = Key::from_bytes([5; capstan_exports::key::KEY_BYTES]);
         let settings = Settings {
-            state: Config::new().with_times(2_000_000, 2_000_000).unwrap(),
+            state: state.with_times(2_000_000, 2_000_000).unwrap(),
             stable_path: mounted.0.path().join("state"),
             owner: (*b"the server").into(),
             cached_files: 16,
@@ -134,11 +144,19 @@ impl Served {
         let exports = self.service.exports().all();
         let settings = exports.iter().map(|export| export.settings().clone());
         let settings = settings.collect();
-        let Self { service, mounted } = self;
+        let Self {
+            service,
+            state,
+            mounted,
+        } = self;
         assert_eq!(Arc::strong_count(&service), 1, "clients have it");
         drop((service, exports));
-        let service = Self::service(&mounted, settings);
-        Self { service, mounted }
+        let service = Self::service(&mounted, state.clone(), settings);
+        Self {
+            service,
+            state,
+            mounted,
+        }
     }
 
     /// The exported directory on this machine.
