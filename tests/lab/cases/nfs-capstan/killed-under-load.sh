@@ -6,6 +6,14 @@ rounds=$(cat "$LAB/rounds" 2>/dev/null || echo 2)
 
 # When the server's file was last changed.
 changed() { stat -c %y "$NFS_EXPORT/load.0.0"; }
+# fio that was told to end has status 128, and one more with each error.
+told_to_end() { # told_to_end NAME
+    local status=0
+    kill -TERM "$(cat "$WORK/$1.pid")"
+    wait "$(cat "$WORK/$1.pid")" || status=$?
+    cat "$WORK/$1.out"
+    equal "the status of fio" "$status" 128
+}
 goes_on_from() { [ "$(changed)" != "$1" ]; }
 
 for version in 4.2 3; do
@@ -29,7 +37,7 @@ for version in 4.2 3; do
             refused '^$' flock -n -x "$SECOND/locked" true
         fi
     done
-    finish load
+    told_to_end load
     if [ "$version" = 4.2 ]; then
         kill "$(cat "$WORK/holder.pid")"
         rm "$FIRST/locked"
