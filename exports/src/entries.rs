@@ -9,6 +9,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mkdirat, mknodat};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use crate::attributes::{FileType, SetAttributes, SetTime, Time, WasSet};
+use crate::changes::{EntriesChanged, Event, Unsynced, change, change_both};
 use crate::error::{FileError, Result};
 use crate::file::{OpenAccess, OpenFile};
 use crate::identity::Caller;
@@ -35,8 +36,8 @@ pub struct Created {
     pub node: Node,
     /// Open as it was asked for.
     pub file: OpenFile,
-    /// Whether it was not there before.
-    pub is_new: bool,
+    /// The directory around the creation; `None` of a file that was there before.
+    pub directory: Option<EntriesChanged>,
     /// What was set of the attributes.
     pub set: WasSet,
 }
@@ -98,11 +99,17 @@ impl Node {
         let mode = mode_of(attributes);
         for _ in 0..CREATE_ATTEMPTS {
             let flags = access.flags() | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
-            let made = caller.act(|| Ok(openat2(self.fd(), &name, below(flags, mode))))?;
+            let creating = FileError::kernel("creating a file");
+            let made = change(self, &[Event::Made(name)], || {
+                caller.act(|| openat2(self.fd(), &name, below(flags, mode)).map_err(creating))
+            });
             match made {
-                Ok(fd) => return self.finish_new(caller, fd, how, attributes, access),
-                Err(Errno::EEXIST | Errno::EXDEV) => {}
-                Err(errno) => return Err(FileError::kernel("creating a file")(errno)),
+                Ok(made) => return self.finish_new(caller, made, how, attributes, access),
+                Err(FileError::Kernel {
+                    errno: Errno::EEXIST | Errno::EXDEV,
+                    ..
+                }) => {}
+                Err(error) => return Err(error),
             }
             // It may have gone by now: then it is made after all.
             match self.open_existing(caller, name, how, attributes, access) {
@@ -119,7 +126,7 @@ impl Node {
     fn finish_new(
         &self,
         caller: &Caller,
-        fd: OwnedFd,
+        (fd, directory): (OwnedFd, Unsynced),
         how: Create,
         attributes: &SetAttributes,
         access: OpenAccess,
@@ -143,7 +150,7 @@ impl Node {
         let mut set = WasSet::empty();
         caller.act(|| crate::attributes::set(file.fd(), &to, Some(&file), &mut set))?;
         file.sync_all()?;
-        self.sync()?;
+        let directory = directory.sync()?;
         if attributes.mode.is_some() {
             set |= WasSet::MODE;
         }
@@ -153,7 +160,7 @@ impl Node {
         Ok(Created {
             node,
             file,
-            is_new: true,
+            directory: Some(directory),
             set,
         })
     }
@@ -185,7 +192,7 @@ impl Node {
                 return Ok(Created {
                     node,
                     file,
-                    is_new: false,
+                    directory: None,
                     set,
                 });
             }
@@ -205,7 +212,7 @@ impl Node {
         Ok(Created {
             node,
             file,
-            is_new: false,
+            directory: None,
             set,
         })
     }
@@ -219,7 +226,7 @@ impl Node {
         caller: &Caller,
         name: Name<'_>,
         attributes: &SetAttributes,
-    ) -> Result<Self> {
+    ) -> Result<(Self, EntriesChanged)> {
         self.make(caller, name, FileType::Directory, attributes, || {
             let mode = mode_of(attributes);
             mkdirat(self.fd(), &name, mode).map_err(FileError::kernel("making a directory"))
@@ -236,7 +243,7 @@ impl Node {
         name: Name<'_>,
         target: &[u8],
         attributes: &SetAttributes,
-    ) -> Result<Self> {
+    ) -> Result<(Self, EntriesChanged)> {
         // A link on Linux has no mode.
         let attributes = SetAttributes {
             mode: None,
@@ -257,7 +264,7 @@ impl Node {
         name: Name<'_>,
         special: Special,
         attributes: &SetAttributes,
-    ) -> Result<Self> {
+    ) -> Result<(Self, EntriesChanged)> {
         let (kind, file_type, (major, minor)) = match special {
             Special::Block(major, minor) => (SFlag::S_IFBLK, FileType::Block, (major, minor)),
             Special::Character(major, minor) => {
@@ -280,12 +287,14 @@ impl Node {
         file_type: FileType,
         attributes: &SetAttributes,
         make: impl FnOnce() -> Result<()>,
-    ) -> Result<Self> {
+    ) -> Result<(Self, EntriesChanged)> {
         self.check_writer(caller)?;
         self.check_type("making an entry", FileType::Directory)?;
-        let entered = caller.act(|| {
-            make()?;
-            self.find_entry(name)
+        let (entered, directory) = change(self, &[Event::Made(name)], || {
+            caller.act(|| {
+                make()?;
+                self.find_entry(name)
+            })
         })?;
         let Entered::Here(fd) = entered else {
             return Err(FileError::Replaced);
@@ -304,8 +313,7 @@ impl Node {
         if !set.is_empty() {
             made.sync()?;
         }
-        self.sync()?;
-        Ok(made)
+        Ok((made, directory.sync()?))
     }
 
     fn check_same_export(&self, other: &Self) -> Result<()> {
@@ -322,20 +330,23 @@ impl Node {
     ///
     /// # Errors
     /// [`FileError::CrossExport`] where the file is of another export.
-    pub fn link(&self, caller: &Caller, name: Name<'_>, file: &Self) -> Result<()> {
+    pub fn link(&self, caller: &Caller, name: Name<'_>, file: &Self) -> Result<EntriesChanged> {
         self.check_writer(caller)?;
         self.check_same_export(file)?;
         self.check_type("linking", FileType::Directory)?;
         let path = FdPath::new(file.fd());
-        caller.act(|| {
-            let flags = AtFlags::AT_SYMLINK_FOLLOW;
-            linkat(AT_FDCWD, path.as_c_str(), self.fd(), &name, flags)
-                .map_err(FileError::kernel("linking"))
+        let ((), directory) = change(self, &[Event::Made(name)], || {
+            caller.act(|| {
+                let flags = AtFlags::AT_SYMLINK_FOLLOW;
+                linkat(AT_FDCWD, path.as_c_str(), self.fd(), &name, flags)
+                    .map_err(FileError::kernel("linking"))
+            })
         })?;
-        self.sync()
+        directory.sync()
     }
 
-    /// Moves `from` of this directory to `to` of `directory`, in place of what is there.
+    /// Moves `from` of this directory to `to` of `directory`, in place of what is there. Answers
+    /// with what has changed of both.
     ///
     /// # Errors
     /// [`FileError::CrossExport`] where the directories are of two exports.
@@ -345,42 +356,41 @@ impl Node {
         from: Name<'_>,
         directory: &Self,
         to: Name<'_>,
-    ) -> Result<()> {
+    ) -> Result<[EntriesChanged; 2]> {
         self.check_writer(caller)?;
         self.check_same_export(directory)?;
         self.check_type("renaming", FileType::Directory)?;
         directory.check_type("renaming", FileType::Directory)?;
-        caller.act(|| {
-            renameat2(self.fd(), &from, directory.fd(), &to, RenameFlags::empty())
-                .map_err(FileError::kernel("renaming"))
-        })?;
-        directory.sync()?;
-        if self.kernel_handle() == directory.kernel_handle() {
-            Ok(())
-        } else {
-            self.sync()
-        }
+        let (source, target) = (Event::MovedFrom(from), Event::MovedTo(to));
+        change_both((self, source), (directory, target), || {
+            caller.act(|| {
+                renameat2(self.fd(), &from, directory.fd(), &to, RenameFlags::empty())
+                    .map_err(FileError::kernel("renaming"))
+            })
+        })
     }
 
     /// Removes an entry of this directory.
     ///
     /// # Errors
     /// `EISDIR` and `ENOTDIR` as `what` says; `ENOTEMPTY`.
-    pub fn remove(&self, caller: &Caller, name: Name<'_>, what: Removed) -> Result<()> {
+    pub fn remove(&self, caller: &Caller, name: Name<'_>, what: Removed) -> Result<EntriesChanged> {
         self.check_writer(caller)?;
         self.check_type("removing", FileType::Directory)?;
         let unlink = |flags| unlinkat(self.fd(), &name, flags);
-        caller.act(|| {
-            match what {
-                Removed::File => unlink(UnlinkatFlags::NoRemoveDir),
-                Removed::Directory => unlink(UnlinkatFlags::RemoveDir),
-                Removed::Any => match unlink(UnlinkatFlags::NoRemoveDir) {
-                    Err(Errno::EISDIR) => unlink(UnlinkatFlags::RemoveDir),
-                    other => other,
-                },
-            }
-            .map_err(FileError::kernel("removing"))
+        let ((), directory) = change(self, &[Event::Removed(name)], || {
+            caller.act(|| {
+                match what {
+                    Removed::File => unlink(UnlinkatFlags::NoRemoveDir),
+                    Removed::Directory => unlink(UnlinkatFlags::RemoveDir),
+                    Removed::Any => match unlink(UnlinkatFlags::NoRemoveDir) {
+                        Err(Errno::EISDIR) => unlink(UnlinkatFlags::RemoveDir),
+                        other => other,
+                    },
+                }
+                .map_err(FileError::kernel("removing"))
+            })
         })?;
-        self.sync()
+        directory.sync()
     }
 }

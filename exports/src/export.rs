@@ -10,6 +10,9 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::libc;
 use nix::sys::stat::Mode;
+use nix::sys::statfs::{
+    BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType, TMPFS_MAGIC, XFS_SUPER_MAGIC, fstatfs,
+};
 
 use crate::clients::{ClientRules, Refused};
 use crate::error::{FileError, StaleReason};
@@ -149,6 +152,8 @@ pub struct Export {
     root_handle: KernelHandle,
     /// `..` of the root is another mount: the kernel itself does not go there.
     root_is_mounted: bool,
+    /// No entry of a directory changes without this kernel.
+    tells_changes: bool,
     file_system: FileSystemId,
     settings: Arc<ExportSettings>,
     outer: Option<Arc<Self>>,
@@ -156,6 +161,15 @@ pub struct Export {
     /// Number of the directory that it is mounted on, once it was looked for.
     mounted_on: OnceLock<Option<u64>>,
 }
+
+/// File systems whose directories nothing but this kernel changes. Others may have them changed by
+/// another machine, or below what is mounted here (FUSE, overlayfs).
+const LOCAL: [FsType; 4] = [
+    BTRFS_SUPER_MAGIC,
+    EXT4_SUPER_MAGIC,
+    TMPFS_MAGIC,
+    XFS_SUPER_MAGIC,
+];
 
 impl Export {
     fn open_path(
@@ -211,11 +225,13 @@ impl Export {
         let file_system = by_hand
             .or_else(|| file_system_id(root.as_fd()))
             .ok_or_else(|| ExportError::NoFileSystemId { path: path() })?;
+        let kind = fstatfs(&root).map_err(open_failed("looking at its file system"))?;
         let is_mount = u64::from(libc::STATX_ATTR_MOUNT_ROOT.unsigned_abs());
         Ok(Self {
             id: id(file_system, &root_handle),
             root_place: Place::of(&stat),
             root_is_mounted: stat.stx_attributes & is_mount != 0,
+            tells_changes: LOCAL.contains(&kind.filesystem_type()),
             root,
             root_handle,
             file_system,
@@ -277,6 +293,11 @@ impl Export {
 
     pub(crate) const fn root_handle(&self) -> &KernelHandle {
         &self.root_handle
+    }
+
+    /// Whether this kernel knows of every change of a directory.
+    pub(crate) const fn tells_changes(&self) -> bool {
+        self.tells_changes
     }
 
     pub(crate) const fn root_is_mounted(&self) -> bool {

@@ -7,6 +7,7 @@
 
 pub mod attributes;
 pub mod cache;
+pub mod changes;
 pub mod clients;
 pub mod directory;
 pub mod entries;
@@ -29,6 +30,7 @@ pub mod writers;
 pub mod xattr;
 
 pub use attributes::{Attributes, FileType, SetAttributes, SetTime, Time};
+pub use changes::EntriesChanged;
 pub use error::{FileError, Result};
 pub use export::{Export, ExportSettings, Exports, Found};
 pub use file::{OpenAccess, OpenFile};

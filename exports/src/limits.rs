@@ -35,3 +35,11 @@ pub const UNSYNCED_FILES: usize = 4096;
 
 /// Writers of one such file.
 pub const UNSYNCED_WRITERS: usize = 1024;
+
+/// Reads of what the kernel tells of directories that are being changed: 4096 bytes each, for all
+/// that it keeps (`fs.inotify.max_queued_events`, 16,384 of up to 272 bytes).
+pub const CHANGES_READ: usize = 2048;
+
+/// Entries of one such directory of which the kernel tells: an operation changes two at most, and
+/// all that counts of others is that they are there.
+pub const CHANGES_SEEN: usize = 8;

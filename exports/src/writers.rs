@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::libc;
 
 use crate::error::FileError;
+use crate::node::Node;
 use crate::sys;
 
 /// What tells a file from every other for as long as it is open: its device and its inode.
@@ -32,6 +33,10 @@ impl FileId {
             device: (libc::major(device), libc::minor(device)),
             inode: metadata.ino(),
         }
+    }
+
+    pub(crate) fn of_node(node: &Node) -> Result<Self, FileError> {
+        Self::of_fd(node.fd())
     }
 
     fn of_fd(fd: BorrowedFd<'_>) -> Result<Self, FileError> {

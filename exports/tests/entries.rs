@@ -25,11 +25,11 @@ fn root_creating_is_unchecked_guarded_or_exclusive() {
             top.create(&user, name(text), how, attributes, OpenAccess::Both)
         };
         let made = create("f", Create::Guarded, &mode(0o640)).unwrap();
-        assert!(made.is_new && made.set == WasSet::MODE);
+        assert!(made.directory.is_some() && made.set == WasSet::MODE);
         assert_eq!(made.file.write(&user, b"12345", 0), Ok(5));
         refused(create("f", Create::Guarded, &mode(0o640)), Errno::EEXIST);
         let there = create("f", Create::Unchecked, &mode(0o777)).unwrap();
-        assert!(!there.is_new && there.set.is_empty());
+        assert!(there.directory.is_none() && there.set.is_empty());
         let found = there.node.attributes().unwrap();
         assert_eq!((found.mode, found.size_bytes), (0o640, 5), "as it was");
         let cut = SetAttributes {
@@ -46,9 +46,9 @@ fn root_creating_is_unchecked_guarded_or_exclusive() {
             let text = format!("x{}", verifier[0]);
             let exclusive = Create::Exclusive(verifier);
             let first = create(&text, exclusive, &SetAttributes::default()).unwrap();
-            assert!(first.is_new);
+            assert!(first.directory.is_some());
             let retried = create(&text, exclusive, &SetAttributes::default()).unwrap();
-            assert!(!retried.is_new, "what the client sent twice");
+            assert!(retried.directory.is_none(), "what the client sent twice");
             assert_eq!(retried.node.kernel_handle(), first.node.kernel_handle());
             let other = create(&text, Create::Exclusive([1; 8]), &SetAttributes::default());
             refused(other, Errno::EEXIST);
@@ -89,7 +89,7 @@ fn root_entries_are_made_linked_renamed_and_removed() {
     for disk in Disk::each("root_entries_are_made_linked_renamed_and_removed") {
         let exported = Exported::new(&disk.path());
         let (top, user) = (exported.root(), exported.caller(1000));
-        let d = top.make_directory(&user, name("d"), &mode(0o2755)).unwrap();
+        let (d, _) = top.make_directory(&user, name("d"), &mode(0o2755)).unwrap();
         let found = d.attributes().unwrap();
         assert_eq!((found.file_type, found.uid), (FileType::Directory, 1000));
         assert_eq!(found.mode & 0o777, 0o755);
@@ -104,7 +104,7 @@ fn root_entries_are_made_linked_renamed_and_removed() {
             })),
             ..mode(0o777)
         };
-        let link = top
+        let (link, _) = top
             .make_symlink(&user, name("link"), b"/no/where", &times)
             .unwrap();
         assert_eq!(link.read_link(&user).unwrap(), b"/no/where");
@@ -240,7 +240,6 @@ fn root_attributes_are_set_together_as_they_were_asked_for() {
     }
 }
 
-/// Since Linux 6.13; two changes within a tick of the clock looked like one before.
 #[test]
 fn root_the_mode_of_a_symbolic_link_is_let_be() {
     // `cp -R` of systems where links have modes sets that with the times.
@@ -277,20 +276,11 @@ fn root_the_mode_of_a_symbolic_link_is_let_be() {
 
 #[test]
 fn root_each_change_that_was_looked_at_has_another_number() {
-    own_mounts();
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|text| text.parse::<u32>());
-    let version = (
-        numbers.next().unwrap().unwrap(),
-        numbers.next().unwrap().unwrap(),
-    );
     let test = "root_each_change_that_was_looked_at_has_another_number";
-    if version < (6, 13) {
-        eprintln!("SKIPPED {test}: Linux {version:?} has no multigrain timestamps");
+    if !support::tells_changes_apart(test) {
         return;
     }
+    own_mounts();
     for disk in Disk::each(test) {
         let exported = Exported::new(&disk.path());
         let (top, root) = (exported.root(), exported.caller(0));
@@ -392,7 +382,7 @@ fn root_dots_are_given_to_those_who_ask_for_them() {
     for disk in Disk::each("root_dots_are_given_to_those_who_ask_for_them") {
         let exported = Exported::new(&disk.path());
         let (top, root) = (exported.root(), exported.caller(0));
-        let d = top.make_directory(&root, name("d"), &mode(0o755)).unwrap();
+        let (d, _) = top.make_directory(&root, name("d"), &mode(0o755)).unwrap();
         d.make_directory(&root, name("e"), &mode(0o755)).unwrap();
         let read = |node: &Node| {
             let mut read = node
@@ -422,7 +412,7 @@ fn root_a_directory_that_may_be_read_and_not_searched_has_names_alone() {
     let disk = Disk::of("", "ext4").unwrap();
     let exported = Exported::new(&disk.path());
     let (top, root) = (exported.root(), exported.caller(0));
-    let d = top.make_directory(&root, name("d"), &mode(0o744)).unwrap();
+    let (d, _) = top.make_directory(&root, name("d"), &mode(0o744)).unwrap();
     fs::write(disk.path().join("d/f"), b"").unwrap();
     let read = d
         .read_directory(&exported.exports, &exported.caller(5), &ask(0, 0, 999))
@@ -479,7 +469,7 @@ fn root_extended_attributes_are_those_of_users_alone() {
                 "{bad:?}"
             );
         }
-        let link = top
+        let (link, _) = top
             .make_symlink(&user, name("link"), b"f", &mode(0))
             .unwrap();
         assert!(

@@ -262,9 +262,9 @@ fn root_a_client_that_only_reads_changes_nothing() {
         top.make_symlink(&root, n, b"x", &mode(0)).map(drop),
         top.make_special(&root, n, Special::Fifo, &mode(0))
             .map(drop),
-        top.link(&root, n, &f),
-        top.rename(&root, name("f"), &top, n),
-        top.remove(&root, name("f"), Removed::Any),
+        top.link(&root, n, &f).map(drop),
+        top.rename(&root, name("f"), &top, n).map(drop),
+        top.remove(&root, name("f"), Removed::Any).map(drop),
         f.set_attributes(&root, &mode(0o600), None).1,
         f.set_xattr(&root, b"a", b"b", SetXattr::Any),
         f.remove_xattr(&root, b"a"),
@@ -296,7 +296,7 @@ fn root_only_regular_files_are_opened() {
         (Special::Block(7, 200), FileType::Block, "block"),
         (Special::Character(1, 5), FileType::Character, "character"),
     ] {
-        let made = top
+        let (made, _) = top
             .make_special(&root, name(text), special, &mode(0o666))
             .unwrap();
         let found = made.attributes().unwrap();

@@ -9,11 +9,11 @@ use capstan_nfs_proto::codec::{DataItem, Encode, Opaque};
 use capstan_nfs_proto::v3::NFS_V3;
 use capstan_nfs_proto::v3::args::{self, CreateHow, Device, MkNodData};
 use capstan_nfs_proto::v3::call::Call as Procedure;
-use capstan_nfs_proto::v3::results::{CreateResult, LinkResult, RenameResult};
+use capstan_nfs_proto::v3::results::{CreateResult, LinkResult, RenameResult, WccResult};
 use capstan_nfs_proto::v3::status::Status;
 use capstan_nfs_proto::v3::types::{DeviceNumbers, SetAttributes, StableHow};
 
-use crate::client::{Client, UNSET, place, with_mode};
+use crate::client::{Client, UNSET, ok, place, with_mode};
 use crate::support::{Served, put};
 
 #[test]
@@ -306,4 +306,74 @@ fn root_files_get_further_names() {
     assert_eq!(link(&file, &file, "x"), Err(Status::NOTDIR));
     assert_eq!(link(&dir, &root, "x"), Err(Status::PERM));
     assert_eq!(client.look_up(&dir, "g"), Ok(file));
+}
+
+/// A client that gets what it has from before keeps what it knows of the directory.
+#[test]
+fn root_a_directory_is_told_as_it_was_before_a_change() {
+    let served = Served::new();
+    let mut client = Client::new(&served);
+    let root = client.root();
+    let make_dir = Procedure::MkDir(args::MkDir {
+        place: place(&root, "d"),
+        attributes: with_mode(0o755),
+    });
+    let dir = client.made(&make_dir).unwrap();
+    let created = |name, how| {
+        Procedure::Create(args::Create {
+            place: place(&root, name),
+            how,
+        })
+    };
+    let rename = |from_place, to_place| {
+        Procedure::Rename(args::Rename {
+            from_place,
+            to_place,
+        })
+    };
+    let procedures = [
+        created("f", CreateHow::Unchecked(with_mode(0o600))),
+        created("g", CreateHow::Exclusive([1; 8])),
+        rename(place(&root, "f"), place(&root, "h")),
+        rename(place(&root, "h"), place(&dir, "h")),
+        Procedure::Remove(place(&root, "g")),
+        Procedure::MkNod(args::MkNod {
+            place: place(&root, "p"),
+            what: MkNodData::Fifo(with_mode(0o600)),
+        }),
+        Procedure::SymLink(args::SymLink {
+            place: place(&root, "l"),
+            symlink_attributes: UNSET,
+            symlink_data: DataItem::Inline(b"x"),
+        }),
+    ];
+    let mut known = client.attributes(&root).unwrap();
+    for procedure in procedures {
+        let answer = client.call(&procedure);
+        let wcc = match procedure {
+            Procedure::Rename(_) => match answer.decode::<RenameResult>() {
+                RenameResult::Ok(ok) => ok.fromdir_wcc,
+                failed => panic!("{failed:?}"),
+            },
+            Procedure::Remove(_) => ok(answer.decode::<WccResult>()).unwrap(),
+            _ => ok(answer.decode::<CreateResult<'_>>()).unwrap().dir_wcc,
+        };
+        let before = wcc.before.unwrap();
+        let was = (known.size, known.mtime, known.ctime);
+        assert_eq!(
+            (before.size, before.mtime, before.ctime),
+            was,
+            "{procedure:?}"
+        );
+        known = wcc.after.unwrap();
+        assert_eq!(client.attributes(&root), Ok(known));
+    }
+    // Nothing is told of a directory in which nothing has changed.
+    let there = created("p", CreateHow::Guarded(with_mode(0o600)));
+    match client.call(&there).decode::<CreateResult<'_>>() {
+        CreateResult::Failed { status, resfail } => {
+            assert_eq!((status, resfail.before), (Status::EXIST, None));
+        }
+        made => panic!("{made:?}"),
+    }
 }

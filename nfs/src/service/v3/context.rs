@@ -5,7 +5,7 @@ use std::sync::Arc;
 use capstan_exports::clients::Refused;
 use capstan_exports::name::Name;
 use capstan_exports::{
-    Caller, Credentials, Export, Exports, Found, Handle, Node, OpenAccess, OpenFile,
+    Caller, Credentials, EntriesChanged, Export, Exports, Found, Handle, Node, OpenAccess, OpenFile,
 };
 use capstan_nfs_proto::v3::status::Status;
 use capstan_nfs_proto::v3::types::{FileName, Filehandle, PostOpAttr, WccData};
@@ -146,12 +146,21 @@ pub(super) fn after(file: &Result<File, Failure>) -> PostOpAttr {
     convert::attributes(&file.node).ok()
 }
 
-/// What a file was before a procedure, and what it is behind it. The first is left out: it would
-/// have to be of the moment of the change (RFC 1813, section 2.6), and the kernel has no such
-/// question. A client that got something older would take the changes of others for its own.
+/// What a file is behind a procedure. What it was before is left out: it would have to be of the
+/// moment of the change (RFC 1813, section 2.6), and the kernel has no such question. A client that
+/// got something older would take the changes of others for its own.
 pub(super) fn changed(file: &Result<File, Failure>) -> WccData {
     WccData {
         before: None,
         after: after(file),
+    }
+}
+
+/// What a directory was before a procedure has changed its entries, where nothing else has changed
+/// in between, and what it is behind it.
+pub(super) fn entries_changed(dir: &File, change: &EntriesChanged) -> WccData {
+    WccData {
+        before: change.is_atomic.then(|| convert::before(&change.before)),
+        after: Some(convert::attributes_of(dir.node.export(), &change.after)),
     }
 }

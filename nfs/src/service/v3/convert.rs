@@ -3,7 +3,7 @@
 use capstan_exports as exports;
 use capstan_exports::{Export, FileError, FileSystemId, FileType, Node};
 use capstan_nfs_proto::v3::types::{
-    Attributes, DeviceNumbers, FileType as WireType, SetAttributes, SetTime, Time,
+    Attributes, DeviceNumbers, FileType as WireType, SetAttributes, SetTime, Time, WccAttr,
 };
 
 /// The attributes of a file, as they are now.
@@ -31,6 +31,15 @@ pub(super) fn attributes_of(export: &Export, found: &exports::Attributes) -> Att
         fsid: file_system_number(export.file_system()),
         fileid: found.file_id,
         atime: time(found.accessed),
+        mtime: time(found.modified),
+        ctime: time(found.changed),
+    }
+}
+
+/// What of a file's attributes is told of the time before a change.
+pub(super) fn before(found: &exports::Attributes) -> WccAttr {
+    WccAttr {
+        size: found.size_bytes,
         mtime: time(found.modified),
         ctime: time(found.changed),
     }

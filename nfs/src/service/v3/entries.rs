@@ -2,7 +2,7 @@
 //! LINK (RFC 1813, sections 3.3.8 to 3.3.15).
 
 use capstan_exports::entries::{Create, Removed, Special};
-use capstan_exports::{FileError, FileType, Node, OpenAccess, SetAttributes};
+use capstan_exports::{EntriesChanged, FileError, FileType, Node, OpenAccess, SetAttributes};
 use capstan_nfs_proto::codec::{DataItem, Encode, Opaque};
 use capstan_nfs_proto::limits::LINK_TEXT_BYTES_MAX;
 use capstan_nfs_proto::v3::args::{self, CreateHow, MkNodData};
@@ -10,12 +10,12 @@ use capstan_nfs_proto::v3::results::{
     CreateOk, CreateResult, LinkResult, LinkWcc, Outcome, RenameResult, RenameWcc, WccResult,
 };
 use capstan_nfs_proto::v3::status::Status;
-use capstan_nfs_proto::v3::types::{DirOpArgs, FileName};
+use capstan_nfs_proto::v3::types::{DirOpArgs, FileName, WccData};
 use capstan_rpc_server::Data;
 use capstan_rpcrdma::xdr::Writer;
 use nix::errno::Errno;
 
-use super::context::{Context, File, after, changed};
+use super::context::{Context, File, after, changed, entries_changed};
 use super::failure::Failure;
 use super::limits::CREATE_ATTEMPTS;
 use super::{Written, convert};
@@ -36,7 +36,7 @@ impl Context<'_> {
         &self,
         place: &DirOpArgs<'_>,
         to: &mut Writer<'_>,
-        make: impl FnOnce(&File) -> Result<Node, Failure>,
+        make: impl FnOnce(&File) -> Result<(Node, Option<EntriesChanged>), Failure>,
     ) -> Written {
         let dir = self.file(place.dir);
         let made = dir.as_ref().map_err(|failure| *failure).and_then(|dir| {
@@ -44,10 +44,13 @@ impl Context<'_> {
             check_dots(place.name, Status::EXIST, Status::EXIST)?;
             make(dir)
         });
-        let dir_wcc = changed(&dir);
-        let handle = made.as_ref().ok().and_then(|node| self.handle(node));
+        let dir_wcc = match (&dir, &made) {
+            (Ok(dir), Ok((_, Some(change)))) => entries_changed(dir, change),
+            _ => changed(&dir),
+        };
+        let handle = made.as_ref().ok().and_then(|(node, _)| self.handle(node));
         let result: CreateResult<'_> = match made {
-            Ok(node) => Outcome::Ok(CreateOk {
+            Ok((node, _)) => Outcome::Ok(CreateOk {
                 obj: handle.as_ref().map(|handle| Opaque(handle.bytes())),
                 obj_attributes: convert::attributes(&node).ok(),
                 dir_wcc,
@@ -86,7 +89,7 @@ impl Context<'_> {
         dir: &File,
         name: FileName<'_>,
         attributes: &SetAttributes,
-    ) -> Result<Node, Failure> {
+    ) -> Result<(Node, Option<EntriesChanged>), Failure> {
         for _ in 0..CREATE_ATTEMPTS {
             match create_new(dir, name, Create::Guarded, attributes) {
                 Err(Failure(Status::EXIST)) => {}
@@ -108,7 +111,7 @@ impl Context<'_> {
                 };
                 self.set(&file, &size)?;
             }
-            return Ok(file.node);
+            return Ok((file.node, None));
         }
         Err(Failure(Status::JUKEBOX))
     }
@@ -121,7 +124,8 @@ impl Context<'_> {
         self.make(&arguments.place, to, |dir| {
             let name = dir.name(arguments.place.name)?;
             let attributes = convert::to_set(&arguments.attributes);
-            Ok(dir.node.make_directory(&dir.caller, name, &attributes)?)
+            let made = dir.node.make_directory(&dir.caller, name, &attributes)?;
+            Ok(with_change(made))
         })
     }
 
@@ -135,7 +139,12 @@ impl Context<'_> {
             let text = self.link_target(&arguments.symlink_data)?;
             let attributes = convert::to_set(&arguments.symlink_attributes);
             let (caller, node) = (&dir.caller, &dir.node);
-            Ok(node.make_symlink(caller, name, &text, &attributes)?)
+            Ok(with_change(node.make_symlink(
+                caller,
+                name,
+                &text,
+                &attributes,
+            )?))
         })
     }
 
@@ -174,7 +183,12 @@ impl Context<'_> {
             };
             let attributes = convert::to_set(&attributes);
             let (caller, node) = (&dir.caller, &dir.node);
-            Ok(node.make_special(caller, name, special, &attributes)?)
+            Ok(with_change(node.make_special(
+                caller,
+                name,
+                special,
+                &attributes,
+            )?))
         })
     }
 
@@ -183,9 +197,9 @@ impl Context<'_> {
             check_dots(place.name, Status::ACCES, Status::ACCES)?;
             let name = dir.name(place.name)?;
             let removed = dir.node.lookup(self.exports, &dir.caller, name).ok();
-            dir.node.remove(&dir.caller, name, Removed::File)?;
+            let change = dir.node.remove(&dir.caller, name, Removed::File)?;
             self.forget_if_gone(removed);
-            Ok(())
+            Ok(change)
         })
     }
 
@@ -202,19 +216,18 @@ impl Context<'_> {
         &self,
         place: &DirOpArgs<'_>,
         to: &mut Writer<'_>,
-        remove: impl FnOnce(&File) -> Result<(), Failure>,
+        remove: impl FnOnce(&File) -> Result<EntriesChanged, Failure>,
     ) -> Written {
         let dir = self.file(place.dir);
         let removed = dir.as_ref().map_err(|failure| *failure).and_then(|dir| {
             check_directory(dir)?;
-            remove(dir)
+            Ok(entries_changed(dir, &remove(dir)?))
         });
-        let wcc = changed(&dir);
         let result: WccResult = match removed {
-            Ok(()) => Outcome::Ok(wcc),
+            Ok(wcc) => Outcome::Ok(wcc),
             Err(Failure(status)) => Outcome::Failed {
                 status,
-                resfail: wcc,
+                resfail: changed(&dir),
             },
         };
         result.encode(to)
@@ -239,15 +252,14 @@ impl Context<'_> {
             (Ok(from_dir), Ok(to_dir)) => self.rename_entry(from_dir, to_dir, arguments),
             (Err(failure), _) | (_, Err(failure)) => Err(*failure),
         };
-        let wcc = RenameWcc {
-            fromdir_wcc: changed(&from_dir),
-            todir_wcc: changed(&to_dir),
-        };
         let result: RenameResult = match renamed {
-            Ok(()) => Outcome::Ok(wcc),
+            Ok(wcc) => Outcome::Ok(wcc),
             Err(Failure(status)) => Outcome::Failed {
                 status,
-                resfail: wcc,
+                resfail: RenameWcc {
+                    fromdir_wcc: changed(&from_dir),
+                    todir_wcc: changed(&to_dir),
+                },
             },
         };
         result.encode(to)
@@ -258,7 +270,7 @@ impl Context<'_> {
         from_dir: &File,
         to_dir: &File,
         arguments: &args::Rename<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<RenameWcc, Failure> {
         check_directory(from_dir)?;
         check_directory(to_dir)?;
         for place in [&arguments.from_place, &arguments.to_place] {
@@ -268,11 +280,14 @@ impl Context<'_> {
         let from = from_dir.name(arguments.from_place.name)?;
         let to = to_dir.name(arguments.to_place.name)?;
         let replaced = to_dir.node.lookup(self.exports, &to_dir.caller, to).ok();
-        from_dir
+        let [of_from, of_to] = from_dir
             .node
             .rename(&from_dir.caller, from, &to_dir.node, to)?;
         self.forget_if_gone(replaced);
-        Ok(())
+        Ok(RenameWcc {
+            fromdir_wcc: entries_changed(from_dir, &of_from),
+            todir_wcc: entries_changed(to_dir, &of_to),
+        })
     }
 
     pub(super) fn link(&self, arguments: &args::Link<'_>, to: &mut Writer<'_>) -> Written {
@@ -282,15 +297,16 @@ impl Context<'_> {
             (Ok(file), Ok(dir)) => link_entry(file, dir, arguments.link.name),
             (Err(failure), _) | (_, Err(failure)) => Err(*failure),
         };
-        let wcc = LinkWcc {
-            file_attributes: after(&file),
-            linkdir_wcc: changed(&dir),
+        let file_attributes = after(&file);
+        let with = |linkdir_wcc| LinkWcc {
+            file_attributes,
+            linkdir_wcc,
         };
         let result: LinkResult = match linked {
-            Ok(()) => Outcome::Ok(wcc),
+            Ok(wcc) => Outcome::Ok(with(wcc)),
             Err(Failure(status)) => Outcome::Failed {
                 status,
-                resfail: wcc,
+                resfail: with(changed(&dir)),
             },
         };
         result.encode(to)
@@ -306,11 +322,17 @@ fn check_directory(dir: &File) -> Result<(), Failure> {
     }
 }
 
-fn link_entry(file: &File, dir: &File, name: FileName<'_>) -> Result<(), Failure> {
+/// What was made, and the directory that it has changed.
+fn with_change<N>((made, change): (N, EntriesChanged)) -> (N, Option<EntriesChanged>) {
+    (made, Some(change))
+}
+
+fn link_entry(file: &File, dir: &File, name: FileName<'_>) -> Result<WccData, Failure> {
     check_directory(dir)?;
     check_dots(name, Status::EXIST, Status::EXIST)?;
     let name = dir.name(name)?;
-    Ok(dir.node.link(&dir.caller, name, &file.node)?)
+    let change = dir.node.link(&dir.caller, name, &file.node)?;
+    Ok(entries_changed(dir, &change))
 }
 
 fn create_new(
@@ -318,11 +340,11 @@ fn create_new(
     name: FileName<'_>,
     how: Create,
     attributes: &SetAttributes,
-) -> Result<Node, Failure> {
+) -> Result<(Node, Option<EntriesChanged>), Failure> {
     let name = dir.name(name)?;
     let access = OpenAccess::Write;
     match dir.node.create(&dir.caller, name, how, attributes, access) {
-        Ok(created) => Ok(created.node),
+        Ok(created) => Ok((created.node, created.directory)),
         // The name is there, and is no file that the verifier has made.
         Err(FileError::WrongType { .. }) => Err(Failure(Status::EXIST)),
         Err(FileError::Kernel {

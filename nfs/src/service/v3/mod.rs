@@ -6,7 +6,8 @@
 //!   The owner always may (section 4.4 of the RFC).
 //! * Share reservations of clients of version 4 are heeded. READ and WRITE go on in a grace period,
 //!   as those of knfsd do.
-//! * What a file was before a change is not told ([`context::changed`]).
+//! * What a directory was before its entries change is told where that is certain, and what a file
+//!   was before a change is not ([`context`]).
 //! * A call that changes something and comes again is answered as before ([`duplicates`]).
 
 mod attributes;

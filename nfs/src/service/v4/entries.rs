@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use capstan_exports::entries::{Removed, Special};
 use capstan_exports::name::Name;
-use capstan_exports::{FileError, FileType, Node};
+use capstan_exports::{EntriesChanged, FileError, FileType, Node};
 use capstan_nfs_proto::codec::DataItem;
 use capstan_nfs_proto::limits::LINK_TEXT_BYTES_MAX;
 use capstan_nfs_proto::v4::args::{self, CreateType};
@@ -36,18 +36,13 @@ pub(super) fn change_info(before: u64, file: &File) -> ChangeInfo {
     }
 }
 
-/// As [`change_info`], of a directory whose entries an operation has changed. One of a tmpfs has
-/// the time of what was removed from it, which can be the one that it had: clients would go on
-/// with what they know of it.
-fn entries_changed(before: u64, directory: &File) -> ChangeInfo {
-    let changed = change_info(before, directory);
-    if changed.after != before {
-        return changed;
+/// What an operation has changed of a directory.
+pub(super) const fn entries_changed(changed: &EntriesChanged) -> ChangeInfo {
+    ChangeInfo {
+        atomic: changed.is_atomic,
+        before: changed.before.change,
+        after: changed.after.change,
     }
-    if let Err(error) = directory.node.renew_change() {
-        tracing::warn!("a directory has changed, and clients do not see it: {error}");
-    }
-    change_info(before, directory)
 }
 
 /// What removing and renaming say. Of what is busy it is a directory as a rule, which is mounted
@@ -89,11 +84,10 @@ impl Context<'_> {
         let directory = self.file_or(Status::ROFS)?;
         let name = directory.name(arguments.objname)?;
         let to = settings::of_new(&values, &directory)?;
-        let before = change_before(&directory)?;
         let (parent, caller) = (&directory.node, &directory.caller);
         let mut attrset = settings::was_tried(&asked.mask, &to);
         let special = |special| parent.make_special(caller, name, special, &to);
-        let made = match &arguments.objtype {
+        let (made, changed) = match &arguments.objtype {
             CreateType::Directory => parent.make_directory(caller, name, &to),
             CreateType::SymbolicLink(text) => {
                 // A link has no mode on Linux.
@@ -118,7 +112,7 @@ impl Context<'_> {
         let made = self.object_of(made)?;
         self.set_object(made);
         Ok(results.push(&OpResult::Create(CreateOk {
-            cinfo: entries_changed(before, &directory),
+            cinfo: entries_changed(&changed),
             attrset,
         }))?)
     }
@@ -173,14 +167,13 @@ impl Context<'_> {
     ) -> Outcome {
         let directory = self.file_or(Status::ROFS)?;
         let name = directory.name(component)?;
-        let before = change_before(&directory)?;
         let kept = self.kept_open(&directory, name);
-        directory
+        let changed = directory
             .node
             .remove(&directory.caller, name, Removed::Any)
             .map_err(of_entries)?;
         self.close_kept(kept);
-        Ok(results.push(&OpResult::Remove(entries_changed(before, &directory)))?)
+        Ok(results.push(&OpResult::Remove(entries_changed(&changed)))?)
     }
 
     /// The saved and the current object, both in one export.
@@ -206,16 +199,15 @@ impl Context<'_> {
         let (source, target) = self.both_files()?;
         let from = source.name(arguments.oldname)?;
         let to = target.name(arguments.newname)?;
-        let before = (change_before(&source)?, change_before(&target)?);
         let kept = self.kept_open(&target, to);
-        source
+        let [of_source, of_target] = source
             .node
             .rename(&source.caller, from, &target.node, to)
             .map_err(of_entries)?;
         self.close_kept(kept);
         Ok(results.push(&OpResult::Rename(RenameOk {
-            source_cinfo: entries_changed(before.0, &source),
-            target_cinfo: entries_changed(before.1, &target),
+            source_cinfo: entries_changed(&of_source),
+            target_cinfo: entries_changed(&of_target),
         }))?)
     }
 
@@ -230,8 +222,7 @@ impl Context<'_> {
         if file.node.file_type() == FileType::Directory {
             return Err(Status::ISDIR.into());
         }
-        let before = change_before(&directory)?;
-        directory.node.link(&directory.caller, name, &file.node)?;
-        Ok(results.push(&OpResult::Link(entries_changed(before, &directory)))?)
+        let changed = directory.node.link(&directory.caller, name, &file.node)?;
+        Ok(results.push(&OpResult::Link(entries_changed(&changed)))?)
     }
 }

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 
 use super::context::{Context, File, Object, Outcome, Results};
 use super::creation::Creation;
+use super::entries::{change_before, entries_changed};
 use super::filehandles::check_directory;
 use crate::service::failure::Failure;
 use crate::service::files::open_access;
@@ -66,8 +67,8 @@ struct Found {
     is_to_be_emptied: bool,
     /// The attributes that were set.
     attrset: Bitmap,
-    /// The directory.
-    cinfo: ChangeInfo,
+    /// The directory, where it was changed.
+    cinfo: Option<ChangeInfo>,
 }
 
 /// There are no delegations: what a client is told that wants one, or says that it does not.
@@ -83,11 +84,6 @@ const fn no_delegation(share_access: ShareAccess) -> Result<Delegation<'static>,
         0x500 => Ok(Delegation::NoneExt(NoDelegation::Cancelled)),
         _ => Err(Status::INVAL),
     }
-}
-
-/// The change attribute of a directory.
-fn change_of(directory: &File) -> Result<u64, Failure> {
-    Ok(directory.node.attributes()?.change)
 }
 
 /// What is told of a directory when a file is opened by its handle.
@@ -135,7 +131,7 @@ impl Context<'_> {
         self.stateids.set(opened.stateid);
         Ok(results.push(&OpResult::Open(OpenOk {
             stateid: opened.stateid,
-            cinfo: found.cinfo,
+            cinfo: found.cinfo.unwrap_or(NO_DIRECTORY),
             rflags: OpenResultFlags::LOCKTYPE_POSIX,
             attrset: found.attrset,
             delegation,
@@ -155,7 +151,7 @@ impl Context<'_> {
             open: Arc::new(open),
             is_to_be_emptied: false,
             attrset: Bitmap::EMPTY,
-            cinfo: NO_DIRECTORY,
+            cinfo: None,
         })
     }
 
@@ -173,22 +169,25 @@ impl Context<'_> {
         };
         check_directory(directory.node.file_type())?;
         let name = directory.name(name)?;
-        let before = change_of(&directory)?;
-        let mut found = match how {
+        // A file that is there is opened in a directory as it was before, or a later one, of which
+        // the client learns when it looks at the directory.
+        let change = change_before(&directory)?;
+        let unchanged = ChangeInfo {
+            atomic: true,
+            before: change,
+            after: change,
+        };
+        let found = match how {
             None => self.find_existing(asked, self.named(&directory, name)?, None)?,
             Some(how) => {
                 let creation = Creation::parse(how, &directory, self.minor_version)?;
                 self.find_or_make(asked, &directory, name, &creation)?
             }
         };
-        let after = change_of(&directory)?;
-        found.cinfo = ChangeInfo {
-            // Others may change the directory in between.
-            atomic: false,
-            before,
-            after,
-        };
-        Ok(found)
+        Ok(Found {
+            cinfo: found.cinfo.or(Some(unchanged)),
+            ..found
+        })
     }
 
     /// There are only directories in the pseudo file system.
@@ -240,7 +239,7 @@ impl Context<'_> {
                         // Of one that this verifier has made before as well: its times, which tell
                         // that, were set behind all else.
                         attrset: creation.attrset,
-                        cinfo: NO_DIRECTORY,
+                        cinfo: made.directory.as_ref().map(entries_changed),
                     });
                 }
                 Err(error) if is_unchecked && error.errno() == Some(Errno::EEXIST) => {}
@@ -277,7 +276,7 @@ impl Context<'_> {
             } else {
                 Bitmap::EMPTY
             },
-            cinfo: NO_DIRECTORY,
+            cinfo: None,
         })
     }
 
