@@ -468,19 +468,6 @@ fn root_a_link_is_another_name_of_the_file() {
     assert_eq!(status, Status::ACCESS);
 }
 
-/// Names are changed during a grace period as well: none is a lock or an open.
-#[test]
-fn root_names_change_while_opens_are_reclaimed() {
-    let served = Served::new();
-    put(&served.path().join("f"), b"", 0, 0o644);
-    drop(served.client("one"));
-    let served = served.restarted();
-    let mut client = served.new_client("two");
-    let ops = between(&[], &[], rename("f", "g"));
-    assert_eq!(client.status(&ops), Status::OK);
-    assert_eq!(client.status(&on(&[], remove("g"))), Status::OK);
-}
-
 /// A change whose reply was kept is not made again.
 #[test]
 fn root_a_repeated_change_is_made_once() {

@@ -7,17 +7,17 @@ use std::fs;
 
 use capstan_nfs_proto::codec::Opaque;
 use capstan_nfs_proto::v4::args::{
-    CreateHow, DelegationType, Lock, LockType, Locker, NewLockOwner, OpenClaim, OpenHow,
+    CreateHow, DelegationType, Lock, LockType, Locker, NewLockOwner, OpenClaim, OpenHow, Rename,
 };
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
-use capstan_nfs_proto::v4::types::{StableHow, Stateid, Verifier};
+use capstan_nfs_proto::v4::types::{Component, StableHow, Stateid, Verifier};
 
 use support::files::{
     BOTH, Opened, READ, WRITE, create_op, fattr, mode, open_by, open_op, opened, owner_of,
 };
-use support::{Client, Served, put};
+use support::{Client, Served, path_ops, put};
 
 fn lock_op<'a>(file: &Opened, reclaim: bool) -> [Op<'a>; 1] {
     [Op::Lock(Lock {
@@ -229,4 +229,34 @@ fn root_a_lock_that_a_local_user_has_now_is_not_reclaimed() {
     assert_eq!(lock(&mut client, &file, true), Status::RECLAIM_CONFLICT);
     drop(local);
     assert_eq!(lock(&mut client, &file, true), Status::OK);
+}
+
+/// What a client had open is there to be reclaimed, as nothing takes its name before.
+#[test]
+fn root_names_stay_until_all_is_reclaimed() {
+    let served = Served::new();
+    put(&served.path().join("f"), b"data", 0, 0o644);
+    put(&served.path().join("g"), b"", 0, 0o644);
+    let mut one = served.client("one");
+    let other = served.client("two");
+    let file = one.open("f", "o", READ);
+    drop((one, other));
+
+    let served = served.restarted();
+    let mut one = served.new_client("one");
+    let mut two = served.new_client("two");
+    assert_eq!(two.status(&[Op::ReclaimComplete(false)]), Status::OK);
+    let component = |name: &'static str| Component(name.as_bytes());
+    let in_root = |op| [path_ops(&[]), vec![Op::SaveFh, op]].concat();
+    let remove = in_root(Op::Remove(component("f")));
+    let rename = in_root(Op::Rename(Rename {
+        oldname: component("g"),
+        newname: component("f"),
+    }));
+    assert_eq!(two.status(&remove), Status::GRACE);
+    assert_eq!(two.status(&rename), Status::GRACE);
+    reclaim(&mut one, &file, READ, 0).unwrap();
+    assert_eq!(one.status(&[Op::ReclaimComplete(false)]), Status::OK);
+    assert_eq!(two.status(&rename), Status::OK);
+    assert_eq!(two.status(&remove), Status::OK);
 }

@@ -101,6 +101,19 @@ impl State {
         }
     }
 
+    /// Whether a file may lose a name now: in a grace period it may be one that a client had open
+    /// before the restart, and has not reclaimed yet. With its last name the file would be gone,
+    /// and the client would have lost what it was promised (RFC 8881, section 8.4.2.1).
+    ///
+    /// # Errors
+    /// NFS4ERR_GRACE.
+    pub fn may_take_names(&mut self, now_us: u64) -> Result<(), Status> {
+        if self.is_in_grace(now_us) {
+            return Err(Status::GRACE);
+        }
+        Ok(())
+    }
+
     /// RECLAIM_COMPLETE (RFC 8881, section 18.51). The client is on stable storage from then on: it
     /// may have state that it reclaims after a restart. With `one_fs` it is about a file system
     /// that has moved here, which none does.

@@ -159,6 +159,11 @@ impl Context<'_> {
         }
     }
 
+    fn check_grace(&self) -> Result<(), Status> {
+        self.service
+            .with_state(|state, now_us| state.may_take_names(now_us))?
+    }
+
     /// Whatever opens the file has it until it is closed.
     pub(super) fn remove(
         &mut self,
@@ -167,6 +172,7 @@ impl Context<'_> {
     ) -> Outcome {
         let directory = self.file_or(Status::ROFS)?;
         let name = directory.name(component)?;
+        self.check_grace()?;
         let kept = self.kept_open(&directory, name);
         let changed = directory
             .node
@@ -199,6 +205,7 @@ impl Context<'_> {
         let (source, target) = self.both_files()?;
         let from = source.name(arguments.oldname)?;
         let to = target.name(arguments.newname)?;
+        self.check_grace()?;
         let kept = self.kept_open(&target, to);
         let [of_source, of_target] = source
             .node
