@@ -1,7 +1,7 @@
 //! Entries of directories: made, linked, renamed and removed. Each is on the disk when the call
 //! returns, as NFS has it (RFC 1813, 4.8; RFC 8881, 15.1 by way of each operation).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, openat2, renameat2};
@@ -345,11 +345,25 @@ impl Node {
         directory.sync()
     }
 
+    /// Refuses to take a name from what hosts write over NVMe. The thread acts for the caller.
+    fn check_taken_name(&self, name: Name<'_>) -> Result<()> {
+        let writers = self.export().writers();
+        if !writers.has_namespaces() {
+            return Ok(());
+        }
+        match self.find_entry(name) {
+            Ok(Entered::Here(fd)) => writers.check_name(fd.as_fd()),
+            // What is wrong with the name is told by the kernel when it is to be changed.
+            Ok(Entered::Mounted(_)) | Err(_) => Ok(()),
+        }
+    }
+
     /// Moves `from` of this directory to `to` of `directory`, in place of what is there. Answers
     /// with what has changed of both.
     ///
     /// # Errors
-    /// [`FileError::CrossExport`] where the directories are of two exports.
+    /// [`FileError::CrossExport`] where the directories are of two exports, and
+    /// [`FileError::Namespace`] where hosts write one of the two files.
     pub fn rename(
         &self,
         caller: &Caller,
@@ -364,6 +378,8 @@ impl Node {
         let (source, target) = (Event::MovedFrom(from), Event::MovedTo(to));
         change_both((self, source), (directory, target), || {
             caller.act(|| {
+                self.check_taken_name(from)?;
+                directory.check_taken_name(to)?;
                 renameat2(self.fd(), &from, directory.fd(), &to, RenameFlags::empty())
                     .map_err(FileError::kernel("renaming"))
             })
@@ -373,13 +389,15 @@ impl Node {
     /// Removes an entry of this directory.
     ///
     /// # Errors
-    /// `EISDIR` and `ENOTDIR` as `what` says; `ENOTEMPTY`.
+    /// `EISDIR` and `ENOTDIR` as `what` says; `ENOTEMPTY`; [`FileError::Namespace`] where hosts
+    /// write the file.
     pub fn remove(&self, caller: &Caller, name: Name<'_>, what: Removed) -> Result<EntriesChanged> {
         self.check_writer(caller)?;
         self.check_type("removing", FileType::Directory)?;
         let unlink = |flags| unlinkat(self.fd(), &name, flags);
         let ((), directory) = change(self, &[Event::Removed(name)], || {
             caller.act(|| {
+                self.check_taken_name(name)?;
                 match what {
                     Removed::File => unlink(UnlinkatFlags::NoRemoveDir),
                     Removed::Directory => unlink(UnlinkatFlags::RemoveDir),

@@ -72,7 +72,8 @@ pub enum FileError {
     #[error("the name is another file's already; look it up")]
     Replaced,
     /// Hosts write it over NVMe ([`Writers`](crate::Writers)): `NFS3ERR_ACCES` or `NFS4ERR_ACCESS`
-    /// to a client.
+    /// to a client that would write it, `NFS3ERR_ACCES` or `NFS4ERR_FILE_OPEN` to one that would
+    /// take a name from it.
     #[error(
         "the file is namespace {nsid} over NVMe (the log names its subsystem), whose hosts write it; \
          read it, or take the namespace out of the configuration and reload"

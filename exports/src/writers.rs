@@ -2,6 +2,10 @@
 //! Hosts may write it, or clients, and never both: neither would know of what the other has cached,
 //! and hosts keep a file system in it that clients would write over.
 //!
+//! Nor do clients take a name from what hosts write: it is what the configuration finds the file by,
+//! and the last one is all that keeps its data. (A directory above it may be renamed: no data goes
+//! with that, and the next start says what is missing.)
+//!
 //! A file is known by its device and inode. A claim is there before the file is opened, and for as
 //! long as it is open: so none of the two comes in between.
 
@@ -10,6 +14,7 @@ use std::collections::hash_map::Entry;
 use std::fs::Metadata;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::libc;
@@ -59,8 +64,10 @@ enum Users {
         claims: usize,
         nsid: u32,
         name: Arc<str>,
-        /// Whether the log has been told of a client that was refused.
-        told: bool,
+        /// Whether the log has been told of a client that was refused writing.
+        told_writing: bool,
+        /// Whether it has been told of one that was refused taking a name.
+        told_names: bool,
     },
 }
 
@@ -69,6 +76,8 @@ enum Users {
 #[derive(Debug, Default)]
 pub struct Writers {
     users: Mutex<HashMap<FileId, Users>>,
+    /// Claims of namespaces: without one, no name has to be looked up.
+    namespaces: AtomicUsize,
 }
 
 /// Why a file is not claimed for a namespace.
@@ -104,12 +113,12 @@ impl Writers {
         let name: Arc<str> = name.into();
         match self.users().entry(file) {
             Entry::Vacant(place) => {
-                let (claims, told) = (1, false);
                 place.insert(Users::Namespace {
-                    claims,
+                    claims: 1,
                     nsid,
                     name,
-                    told,
+                    told_writing: false,
+                    told_names: false,
                 });
             }
             Entry::Occupied(mut users) => match users.get_mut() {
@@ -129,6 +138,7 @@ impl Writers {
                 }
             },
         }
+        self.namespaces.fetch_add(1, Ordering::Relaxed);
         Ok(NamespaceClaim {
             writers: self.clone(),
             file,
@@ -143,10 +153,12 @@ impl Writers {
         match users {
             Users::Clients { open } => *open = open.saturating_add(1),
             Users::Namespace {
-                nsid, name, told, ..
+                nsid,
+                name,
+                told_writing,
+                ..
             } => {
-                if !*told {
-                    *told = true;
+                if !std::mem::replace(told_writing, true) {
                     tracing::warn!(
                         "a client was refused writing to the file of {name}, which hosts write over \
                          NVMe; it may read it. Refusals of this file are not logged again"
@@ -159,6 +171,35 @@ impl Writers {
             writers: self.clone(),
             file,
         })
+    }
+
+    /// Whether a name of anything may be that of a namespace.
+    pub(crate) fn has_namespaces(&self) -> bool {
+        self.namespaces.load(Ordering::Relaxed) > 0
+    }
+
+    /// Keeps a name of the file that is open as `fd`.
+    ///
+    /// # Errors
+    /// [`FileError::Namespace`] where hosts write it.
+    pub(crate) fn check_name(&self, fd: BorrowedFd<'_>) -> Result<(), FileError> {
+        let file = FileId::of_fd(fd)?;
+        match self.users().get_mut(&file) {
+            Some(Users::Namespace {
+                nsid,
+                name,
+                told_names,
+                ..
+            }) => {
+                if !std::mem::replace(told_names, true) {
+                    tracing::warn!(
+                        "a client was refused removing or renaming the file of {name}, which hosts                          write over NVMe; take the namespace out of the configuration and reload,                          or do it on this machine. Refusals of this file are not logged again"
+                    );
+                }
+                Err(FileError::Namespace { nsid: *nsid })
+            }
+            Some(Users::Clients { .. }) | None => Ok(()),
+        }
     }
 
     fn release(&self, file: FileId) {
@@ -175,7 +216,7 @@ impl Writers {
     }
 }
 
-/// For as long as it is there, no client writes the file.
+/// For as long as it is there, no client writes the file or takes a name from it.
 #[derive(Debug)]
 pub struct NamespaceClaim {
     writers: Arc<Writers>,
@@ -185,6 +226,7 @@ pub struct NamespaceClaim {
 impl Drop for NamespaceClaim {
     fn drop(&mut self) {
         self.writers.release(self.file);
+        self.writers.namespaces.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

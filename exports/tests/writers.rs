@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 
 use capstan_exports::cache::OpenFiles;
-use capstan_exports::entries::Create;
+use capstan_exports::entries::{Create, Removed};
 use capstan_exports::{FileError, FileId, OpenAccess, SetAttributes};
 use support::{Disk, Exported, mode, name, own_mounts, put};
 
@@ -96,5 +96,40 @@ fn root_a_file_that_clients_write_becomes_no_namespace_until_all_have_closed_it(
         );
         drop((claimed, reader));
         made.node.open(&user, OpenAccess::Write, false).unwrap();
+    }
+}
+
+#[test]
+fn root_a_namespace_of_hosts_keeps_its_names() {
+    own_mounts();
+    for disk in Disk::each("root_a_namespace_of_hosts_keeps_its_names") {
+        let exported = Exported::new(&disk.path());
+        let (top, user) = (exported.root(), exported.caller(1000));
+        let path = |text: &str| disk.path().join(text);
+        put(&path("disk.img"), b"blocks", 1000, 0o600);
+        put(&path("other"), b"", 1000, 0o600);
+        let file = FileId::of(&fs::metadata(path("disk.img")).unwrap());
+        let writers = exported.exports.writers();
+        let claim = writers.claim(file, 3, "namespace 3 of x").unwrap();
+
+        for what in [Removed::File, Removed::Any] {
+            let refused = top.remove(&user, name("disk.img"), what);
+            assert_eq!(refused, Err(NAMESPACE), "{what:?}");
+        }
+        for (from, to) in [("disk.img", "gone"), ("other", "disk.img")] {
+            let refused = top.rename(&user, name(from), &top, name(to));
+            assert_eq!(refused, Err(NAMESPACE), "{from} {to}");
+        }
+        assert_eq!(fs::read(path("disk.img")).unwrap(), b"blocks");
+        // A further name takes nothing away, and stays as well.
+        let found = top.lookup(&exported.exports, &user, name("disk.img"));
+        top.link(&user, name("second"), &found.unwrap()).unwrap();
+        let refused = top.remove(&user, name("second"), Removed::File);
+        assert_eq!(refused, Err(NAMESPACE));
+        // Others go as ever, and so does it when hosts do not write it any more.
+        top.rename(&user, name("other"), &top, name("o")).unwrap();
+        drop(claim);
+        top.rename(&user, name("o"), &top, name("second")).unwrap();
+        top.remove(&user, name("disk.img"), Removed::Any).unwrap();
     }
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use capstan_exports::FileId;
 use capstan_exports::clients::{Access, Squash};
 use capstan_memory::{Pages, Pool};
 use capstan_nfs_proto::codec::{DataItem, ReducedItem};
@@ -541,4 +542,25 @@ fn root_a_file_that_loses_its_last_name_gives_its_space_back() {
     let ops = between(&[], &[], rename("other", "replaced"));
     assert_eq!(client.status(&ops), Status::OK);
     assert!(free_bytes(&served) > before - (1 << 20), "{before}");
+}
+
+/// A client on Linux says that it is busy.
+#[test]
+fn root_what_hosts_write_over_nvme_keeps_its_name() {
+    let served = Served::new();
+    let path = served.path().join("disk.img");
+    put(&path, b"blocks", 0, 0o644);
+    let mut client = served.client("one");
+    let file = FileId::of(&fs::metadata(&path).unwrap());
+    let writers = served.service.exports().writers();
+    let claim = writers.claim(file, 1, "namespace 1").unwrap();
+    let taken = [
+        on(&[], remove("disk.img")),
+        between(&[], &[], rename("disk.img", "gone")),
+    ];
+    for ops in &taken {
+        assert_eq!(client.status(ops), Status::FILE_OPEN);
+    }
+    drop(claim);
+    assert_eq!(client.status(&taken[1]), Status::OK);
 }
