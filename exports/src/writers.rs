@@ -193,7 +193,9 @@ impl Writers {
             }) => {
                 if !std::mem::replace(told_names, true) {
                     tracing::warn!(
-                        "a client was refused removing or renaming the file of {name}, which hosts                          write over NVMe; take the namespace out of the configuration and reload,                          or do it on this machine. Refusals of this file are not logged again"
+                        "a client was refused removing or renaming the file of {name}, which hosts \
+                         write over NVMe; take the namespace out of the configuration and reload, \
+                         or do it on this machine. Refusals of this file are not logged again"
                     );
                 }
                 Err(FileError::Namespace { nsid: *nsid })
