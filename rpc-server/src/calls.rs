@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use rustc_hash::FxHashMap;
 
 use crate::limits::{
-    AHEAD_PER_WORKER, SPARE_BYTES, SPARE_MAX, SPARE_ONE_MAX_BYTES, SPARE_SHORT_BYTES,
+    AHEAD_PER_WORKER, AT_ONCE_BYTES_PER_TURN, SPARE_BYTES, SPARE_MAX, SPARE_ONE_MAX_BYTES,
+    SPARE_SHORT_BYTES,
 };
 use crate::peers::ConnectionName;
-use crate::program::ConnectionNumber;
+use crate::program::{ConnectionNumber, Program};
 use crate::workers::{Items, Task, Work, Workers};
 
 /// The calls of all connections.
@@ -31,6 +32,10 @@ pub(crate) struct Calls {
         reason = "they go to the workers and come back as they are"
     )]
     tasks: Vec<Box<Task>>,
+    /// The one that was started last, where it was carried out at once.
+    at_once: Option<Box<Task>>,
+    /// Bytes of answers that this turn may still give at once.
+    at_once_bytes: usize,
     /// Buffers for replies.
     replies: Vec<Vec<u8>>,
     pub(crate) spare: Spare,
@@ -46,6 +51,8 @@ impl Calls {
             leaving: FxHashMap::default(),
             ended: VecDeque::new(),
             tasks: Vec::new(),
+            at_once: None,
+            at_once_bytes: 0,
             replies: Vec::new(),
             spare: Spare::default(),
         }
@@ -85,12 +92,29 @@ impl Calls {
         }
     }
 
-    /// Has a call carried out.
-    pub(crate) fn start(&mut self, mut task: Box<Task>) {
+    /// A turn begins.
+    pub(crate) fn turn(&mut self) {
+        self.at_once_bytes = AT_ONCE_BYTES_PER_TURN;
+    }
+
+    /// Has a call carried out: here and now where nothing has to be waited for
+    /// ([`answered_at_once`](Self::answered_at_once)), and else by a worker.
+    pub(crate) fn start(&mut self, mut task: Box<Task>, program: &dyn Program) {
         if task.reply.is_empty() {
             task.reply = self.replies.pop().unwrap_or_default();
         }
-        self.give(Work::Call(task));
+        if self.at_once_bytes > 0 && task.carry_out_at_once(program) {
+            let bytes = task.answer_bytes();
+            self.at_once_bytes = self.at_once_bytes.saturating_sub(bytes);
+            self.at_once = Some(task);
+        } else {
+            self.give(Work::Call(task));
+        }
+    }
+
+    /// The call that was started last, where it was carried out then: taken before the next starts.
+    pub(crate) fn answered_at_once(&mut self) -> Option<Box<Task>> {
+        self.at_once.take()
     }
 
     /// A task is not needed any more.

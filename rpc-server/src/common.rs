@@ -8,6 +8,7 @@ use capstan_rdma::PEER_CAUSED;
 use crate::calls::Calls;
 use crate::peers::{ConnectionName, Peers};
 use crate::program::{ConnectionNumber, Program, Wire};
+use crate::workers::Task;
 
 /// What every connection needs of the reactor.
 pub(crate) struct Common {
@@ -48,6 +49,11 @@ impl Common {
                 None
             }
         }
+    }
+
+    /// Has a call carried out.
+    pub(crate) fn start(&mut self, task: Box<Task>) {
+        self.calls.start(task, &*self.program);
     }
 
     /// A connection has ended, with so many calls under way.

@@ -13,6 +13,10 @@ pub const WORKERS_MAX: usize = 256;
 /// Calls that wait for a thread, for each thread: one, so that it has the next at once. All others
 /// wait with their connections, each of which has its turn.
 pub const AHEAD_PER_WORKER: usize = 1;
+/// Bytes of answers from which on a turn of the thread that owns the connections carries out no more
+/// calls itself, but leaves them to the workers, which are other cores: copying them takes some
+/// 100 µs.
+pub const AT_ONCE_BYTES_PER_TURN: usize = 256 << 10;
 /// Calls of one connection over TCP that are waiting or carried out: as many as Linux clients have
 /// slots in a session. With as many, nothing more is read from it.
 pub const TCP_CALLS_MAX: usize = 64;

@@ -99,6 +99,15 @@ pub trait Program: Send + Sync + 'static {
     /// called by many threads.
     fn call(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome;
 
+    /// As [`call`](Self::call), by the thread that owns all connections, where nothing that the call
+    /// needs has to be waited for: it spares the way to another thread and back. `None` where it may
+    /// have to wait; then nothing was done, what was written to `reply` does not count, and
+    /// [`call`](Self::call) follows. It must not block.
+    fn at_once(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Option<Outcome> {
+        let _ = (call, reply);
+        None
+    }
+
     /// Whether an address may connect: what it says before is not even read. It must not block: the
     /// thread that owns all connections asks.
     fn admits(&self, peer: SocketAddr) -> bool;

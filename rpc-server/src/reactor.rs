@@ -9,7 +9,7 @@ use crate::limits::{ANSWERS_PER_TURN, CLOSE_TIMEOUT_US};
 use crate::program::Wire;
 use crate::rdma::Rdma;
 use crate::tcp::Tcp;
-use crate::workers::Message;
+use crate::workers::{Message, Task};
 
 /// The work of a server's thread.
 pub(crate) struct Reactor {
@@ -47,20 +47,25 @@ impl Reactor {
             match message {
                 Message::Answered(task) => {
                     self.common.calls.done();
-                    match task.wire {
-                        Wire::Tcp => self.tcp.answered(task, &mut self.common),
-                        Wire::Rdma => {
-                            if let Some(rdma) = &mut self.rdma {
-                                rdma.answered(task, &mut self.common);
-                            }
-                        }
-                    }
+                    self.answered(task);
                 }
                 Message::Told => self.common.calls.done(),
                 Message::Stop => self.stop(),
             }
         }
         count
+    }
+
+    /// A call was carried out.
+    fn answered(&mut self, task: Box<Task>) {
+        match task.wire {
+            Wire::Tcp => self.tcp.answered(task, &mut self.common),
+            Wire::Rdma => {
+                if let Some(rdma) = &mut self.rdma {
+                    rdma.answered(task, &mut self.common);
+                }
+            }
+        }
     }
 
     /// Lets connections have their calls carried out, in turn, as long as a worker takes one.
@@ -73,6 +78,9 @@ impl Reactor {
                         rdma.start_next(number, &mut self.common);
                     }
                 }
+            }
+            if let Some(task) = self.common.calls.answered_at_once() {
+                self.answered(task);
             }
         }
     }
@@ -145,6 +153,7 @@ impl Reactor {
 impl Turn for Reactor {
     fn turn(&mut self, now_us: u64) -> Flow {
         self.common.now_us = now_us;
+        self.common.calls.turn();
         let mut done = self.take_messages();
         done = done.saturating_add(self.tcp.poll(&mut self.common));
         if let Some(rdma) = &mut self.rdma {

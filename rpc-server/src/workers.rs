@@ -105,7 +105,21 @@ impl Task {
         }
     }
 
+    /// Has `program` carry the call out.
     fn carry_out(&mut self, program: &dyn Program) {
+        self.answer_with(|call, reply| Some(program.call(call, reply)));
+    }
+
+    /// The same, unless something would have to be waited for. Whether it was carried out.
+    pub(crate) fn carry_out_at_once(&mut self, program: &dyn Program) -> bool {
+        self.answer_with(|call, reply| program.at_once(call, reply))
+    }
+
+    /// Whether `work` has answered the call.
+    fn answer_with(
+        &mut self,
+        work: impl FnOnce(&Call<'_>, &mut Writer<'_>) -> Option<Outcome>,
+    ) -> bool {
         self.answer = Answer::NONE;
         if self.reply.len() != REPLY_MAX_BYTES {
             // Zeroed by the kernel, page by page, when it is first written.
@@ -123,17 +137,29 @@ impl Task {
         };
         let mut writer = Writer::new(&mut self.reply);
         // A call whose thread is gone would never be answered, and its buffers never free.
-        let carried_out = catch_unwind(AssertUnwindSafe(|| program.call(&call, &mut writer)));
+        let carried_out = catch_unwind(AssertUnwindSafe(|| work(&call, &mut writer)));
         let outcome = carried_out.unwrap_or_else(|_| {
             let peer = self.peer;
             tracing::error!(%peer, "carrying out a call panicked; its connection ends");
-            Outcome::End
+            Some(Outcome::End)
         });
+        let Some(outcome) = outcome else {
+            return false;
+        };
         self.answer = Answer {
             outcome,
             reply_bytes: writer.offset(),
             items: Items::of(writer.reduced_items()),
         };
+        true
+    }
+
+    /// Bytes of its answer, with what was reduced.
+    pub(crate) fn answer_bytes(&self) -> usize {
+        let items = self.answer.items.as_slice().iter();
+        items.fold(self.answer.reply_bytes, |sum, item| {
+            sum.saturating_add(usize::try_from(item.length_bytes).unwrap_or(usize::MAX))
+        })
     }
 }
 
@@ -165,6 +191,8 @@ struct Shared {
 struct Queue {
     /// As many as the reactor lets be under way at once.
     work: VecDeque<Work>,
+    /// Threads that wait for some: none need be woken else.
+    idle: usize,
     closed: bool,
 }
 
@@ -203,6 +231,7 @@ impl Workers {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue {
                 work: VecDeque::new(),
+                idle: 0,
                 closed: false,
             }),
             filled: Condvar::new(),
@@ -223,8 +252,13 @@ impl Workers {
     }
 
     pub(crate) fn give(&self, work: Work) {
-        self.shared.queue().work.push_back(work);
-        self.shared.filled.notify_one();
+        let mut queue = self.shared.queue();
+        queue.work.push_back(work);
+        let is_awaited = queue.idle > 0;
+        drop(queue);
+        if is_awaited {
+            self.shared.filled.notify_one();
+        }
     }
 
     /// Lets the threads end, and waits for them where they have nothing to do any more.
@@ -256,7 +290,9 @@ fn work(shared: &Shared, program: &dyn Program, sender: &Sender<Message>) {
             if queue.closed {
                 return;
             }
+            queue.idle = queue.idle.saturating_add(1);
             queue = (shared.filled.wait(queue)).unwrap_or_else(PoisonError::into_inner);
+            queue.idle = queue.idle.saturating_sub(1);
         };
         drop(queue);
         let message = match work {

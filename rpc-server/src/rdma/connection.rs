@@ -267,7 +267,7 @@ impl Connection {
                 .task((Wire::Rdma, self.parts.number), self.parts.peer);
             task.slot = slot;
             call.fill(&mut task, &mut world.common.calls.spare);
-            world.common.calls.start(task);
+            world.common.start(task);
             self.under_way = self.under_way.saturating_add(1);
         }
         self.tell_ready(world.common);

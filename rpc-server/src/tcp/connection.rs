@@ -188,7 +188,7 @@ impl Connection {
             let mut task = common.calls.task(self.name(), self.peer);
             task.message = 0..record.len();
             task.bytes = record;
-            common.calls.start(task);
+            common.start(task);
             self.under_way = self.under_way.saturating_add(1);
         }
         self.tell_ready(&mut common.calls);

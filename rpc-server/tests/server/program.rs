@@ -1,8 +1,10 @@
 //! A program that gives, takes and waits, as tests need it.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use capstan_rpc_server::limits::REPLY_MAX_BYTES;
@@ -34,6 +36,10 @@ pub(crate) struct Tester {
     changed: Condvar,
     pub(crate) refuses: AtomicBool,
     pub(crate) carried_out: AtomicUsize,
+    /// What gives data is carried out at once.
+    pub(crate) gives_at_once: AtomicBool,
+    /// Threads that have carried out calls.
+    threads: Mutex<HashSet<ThreadId>>,
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +70,11 @@ impl Tester {
     /// Waits until so many connections have ended.
     pub(crate) fn until_ended(&self, count: usize) {
         self.until(|state| state.ended.len() == count);
+    }
+
+    /// How many threads have carried out calls.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.lock().unwrap().len()
     }
 
     pub(crate) fn ended(&self) -> usize {
@@ -118,6 +129,7 @@ impl Program for Tester {
         let (Ok(xid), Ok(kind)) = (reader.u32("xid"), reader.u32("kind")) else {
             return Outcome::End;
         };
+        self.threads.lock().unwrap().insert(thread::current().id());
         self.change(|state| state.busy.push(call.connection));
         reply.u32(xid).unwrap();
         reply.u32(1).unwrap();
@@ -130,6 +142,18 @@ impl Program for Tester {
             state.busy.remove(at.unwrap());
         });
         outcome
+    }
+
+    fn at_once(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Option<Outcome> {
+        let mut reader = call.reader;
+        let kind = reader.u32("xid").and_then(|_| reader.u32("kind"));
+        let gives = matches!(kind, Ok(GIVE | GIVE_INLINE));
+        if gives && self.gives_at_once.load(Ordering::Relaxed) {
+            return Some(self.call(call, reply));
+        }
+        // What would wait may have begun.
+        reply.u32(0xBAD_BAD).unwrap();
+        None
     }
 
     fn admits(&self, _peer: SocketAddr) -> bool {

@@ -65,6 +65,45 @@ fn calls_of_all_sizes_are_answered() {
 }
 
 #[test]
+fn what_need_not_wait_is_answered_by_the_thread_of_the_connections() {
+    let program = Tester::new();
+    program.gives_at_once.store(true, Ordering::Relaxed);
+    let server = Running::tcp(&program);
+    let mut client = server.connect();
+    // One at a time, the workers of a pool would take turns.
+    for length in [0, 1, 4096, 64 << 10, (64 << 10) + 1].repeat(9) {
+        client.send(&give(8, length));
+        let (xid, reply) = client.reply();
+        assert!(xid == 8 && given(&reply) == data(length), "{length} bytes");
+    }
+    assert_eq!(program.threads(), 1);
+    // Together with those that have to, in the same turns, and more than one turn takes.
+    let calls: Vec<_> = (0..30)
+        .flat_map(|n| {
+            [
+                record(&give(2 * n, 100_000)),
+                record(&take(2 * n + 1, b"x")),
+            ]
+        })
+        .collect();
+    client.stream.write_all(&calls.concat()).unwrap();
+    let mut answered: Vec<_> = (0..60)
+        .map(|_| {
+            let (xid, reply) = client.reply();
+            if xid % 2 == 0 {
+                assert!(given(&reply) == data(100_000));
+            } else {
+                assert_eq!(taken(&reply), (1, sum(b"x")));
+            }
+            xid
+        })
+        .collect();
+    answered.sort_unstable();
+    assert_eq!(answered, (0..60).collect::<Vec<_>>());
+    assert!(program.threads() > 1, "all by one thread");
+}
+
+#[test]
 fn a_call_that_takes_time_holds_up_no_other() {
     let program = Tester::new();
     let server = Running::tcp(&program);
