@@ -8,14 +8,12 @@
 //! caller would have what quotas and the blocks kept for root deny it: a thread that acts for
 //! callers gives up, for good, all that opening by handle and changing identity do not need.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::marker::PhantomData;
 
-use nix::errno::Errno;
-use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{Gid, Uid, getgroups, setfsgid, setfsuid};
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 use crate::clients::{Access, ClientRule, Squash};
 use crate::error::{FileError, IdentityProblem};
@@ -140,17 +138,27 @@ impl Caller {
     }
 }
 
-thread_local! {
-    static PREPARED: Cell<bool> = const { Cell::new(false) };
-    static ACTING: Cell<bool> = const { Cell::new(false) };
-    static OWN_GROUPS: RefCell<Vec<libc::gid_t>> = const { RefCell::new(Vec::new()) };
+/// The groups of a caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Groups {
+    gid: u32,
+    others: [u32; GROUPS],
+    count: u8,
 }
 
-/// Makes the calling thread one that acts for callers, for good: its umask and its capabilities are
-/// its own. Acting does so as well where it was not done.
-fn prepare_thread() -> Result<(), IdentityProblem> {
-    if PREPARED.get() {
-        return Ok(());
+thread_local! {
+    static OWN_UID: Cell<Option<Uid>> = const { Cell::new(None) };
+    static ACTING: Cell<bool> = const { Cell::new(false) };
+    /// Groups that the thread has kept of the caller before.
+    static WORN: Cell<Option<Groups>> = const { Cell::new(None) };
+}
+
+/// Makes the calling thread one that acts for callers, for good: its umask, its capabilities and its
+/// groups are its own. Acting does so as well where it was not done. Answers with the thread's own
+/// uid.
+fn prepare_thread() -> Result<Uid, IdentityProblem> {
+    if let Some(own) = OWN_UID.get() {
+        return Ok(own);
     }
     let failed = |call| move |errno| IdentityProblem::Call { call, errno };
     // The umask is the client's, and was applied there (RFC 8881, 18.16.3: the mode is as asked).
@@ -158,44 +166,40 @@ fn prepare_thread() -> Result<(), IdentityProblem> {
     umask(Mode::empty());
     sys::keep_effective_capabilities(FILE_CAPABILITIES | IDENTITY_CAPABILITIES)
         .map_err(failed("capset"))?;
-    let groups = getgroups().map_err(failed("getgroups"))?;
-    OWN_GROUPS.set(groups.into_iter().map(Gid::as_raw).collect());
-    PREPARED.set(true);
-    Ok(())
+    let own = setfsuid_of_none();
+    OWN_UID.set(Some(own));
+    Ok(own)
 }
 
 /// The thread has a caller's identity for as long as this lives. It stays on its thread.
+///
+/// Behind it the thread has its own uid again, and with it its capabilities. The groups stay until a
+/// caller with others comes: to a thread that may override permissions they mean nothing, but for
+/// the group of a file that it makes, and each change of them costs as much as a read of 4 KiB.
 struct Acting {
     own_uid: Uid,
-    own_gid: Gid,
     _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Acting {
     fn start(caller: &Caller) -> Result<Self, IdentityProblem> {
-        prepare_thread()?;
+        let own_uid = prepare_thread()?;
         if ACTING.replace(true) {
             return Err(IdentityProblem::Nested);
         }
-        // Each answers with what was there before, whether it did something or not.
-        let own_gid = setfsgid(Gid::from_raw(caller.gid));
-        let own_uid = setfsuid_of_none();
         // From here on dropping it undoes what was done.
         let acting = Self {
             own_uid,
-            own_gid,
             _of_this_thread: PhantomData,
         };
-        sys::set_thread_groups(caller.groups()).map_err(|errno| IdentityProblem::Call {
-            call: "setgroups",
-            errno,
-        })?;
+        wear_groups(caller)?;
+        if Uid::from_raw(caller.uid) == own_uid {
+            return Ok(acting);
+        }
+        // It answers with what was there before, whether it did something or not.
         setfsuid(Uid::from_raw(caller.uid));
         if setfsuid_of_none() != Uid::from_raw(caller.uid) {
             return Err(IdentityProblem::Refused("setfsuid"));
-        }
-        if setfsgid(Gid::from_raw(NO_ID)) != Gid::from_raw(caller.gid) {
-            return Err(IdentityProblem::Refused("setfsgid"));
         }
         if caller.uid != 0 {
             let left = sys::effective_capabilities().map_err(|errno| IdentityProblem::Call {
@@ -209,14 +213,34 @@ impl Acting {
         Ok(acting)
     }
 
-    fn restore(&self) -> Result<(), Errno> {
-        setfsuid(self.own_uid);
-        setfsgid(self.own_gid);
-        OWN_GROUPS.with_borrow(|groups| sys::set_thread_groups(groups))?;
-        let is_own =
-            setfsuid_of_none() == self.own_uid && setfsgid(Gid::from_raw(NO_ID)) == self.own_gid;
-        if is_own { Ok(()) } else { Err(Errno::EPERM) }
+    /// Whether the thread is itself again.
+    fn restore(&self) -> bool {
+        // It answers with what was there before: a caller with that uid has changed nothing.
+        setfsuid(self.own_uid) == self.own_uid || setfsuid_of_none() == self.own_uid
     }
+}
+
+/// Gives the thread the groups of a caller.
+fn wear_groups(caller: &Caller) -> Result<(), IdentityProblem> {
+    let groups = Groups {
+        gid: caller.gid,
+        others: caller.groups,
+        count: caller.group_count,
+    };
+    if WORN.get() == Some(groups) {
+        return Ok(());
+    }
+    WORN.set(None);
+    setfsgid(Gid::from_raw(caller.gid));
+    if setfsgid(Gid::from_raw(NO_ID)) != Gid::from_raw(caller.gid) {
+        return Err(IdentityProblem::Refused("setfsgid"));
+    }
+    sys::set_thread_groups(caller.groups()).map_err(|errno| IdentityProblem::Call {
+        call: "setgroups",
+        errno,
+    })?;
+    WORN.set(Some(groups));
+    Ok(())
 }
 
 /// The thread's file system uid: setting none changes nothing, and answers with it.
@@ -227,9 +251,9 @@ fn setfsuid_of_none() -> Uid {
 impl Drop for Acting {
     fn drop(&mut self) {
         ACTING.set(false);
-        if let Err(errno) = self.restore() {
+        if !self.restore() {
             // The thread would serve later callers with the wrong identity.
-            tracing::error!("a thread did not become itself again ({errno}): ending the process");
+            tracing::error!("a thread did not become itself again: ending the process");
             std::process::abort();
         }
     }
@@ -333,7 +357,8 @@ mod tests {
 
     #[test]
     fn root_a_thread_is_somebody_else_for_a_while_and_nobody_notices() {
-        let before = ["Uid:", "Gid:", "Groups:"].map(status);
+        let kept = format!("{:016x}", FILE_CAPABILITIES | IDENTITY_CAPABILITIES);
+        let before = status("Uid:");
         root_acting(Squash::Root, 4711, &[12, 13])
             .act(|| {
                 assert_eq!(status("Uid:"), "0 0 0 4711");
@@ -358,22 +383,35 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(["Uid:", "Gid:", "Groups:"].map(status), before);
+        assert_eq!(["Uid:", "CapEff:"].map(status), [before, kept]);
+    }
+
+    #[test]
+    fn root_no_caller_has_the_groups_of_the_one_before() {
+        let act = |caller: Caller| caller.act(|| Ok(["Gid:", "Groups:"].map(status)));
+        let all = [(1, &[12, 13][..]), (1, &[12]), (1, &[]), (2, &[]), (0, &[])];
+        // In any order, and the same twice.
+        for (uid, groups) in all.into_iter().chain(all.into_iter().rev()) {
+            let squash = Squash::None;
+            let found = act(root_acting(squash, uid, groups)).unwrap();
+            let groups: Vec<_> = groups.iter().map(ToString::to_string).collect();
+            assert_eq!(found, [format!("0 0 0 {uid}"), groups.join(" ")]);
+        }
     }
 
     #[test]
     fn root_a_panic_and_an_error_bring_the_thread_back() {
-        let before = ["Uid:", "Gid:", "Groups:"].map(status);
+        let before = status("Uid:");
         let caller = root_acting(Squash::Root, 4711, &[12]);
         let panicked =
             std::panic::catch_unwind(|| caller.act(|| -> Result<(), _> { panic!("no") }));
         assert!(panicked.is_err());
-        assert_eq!(["Uid:", "Gid:", "Groups:"].map(status), before);
+        assert_eq!(status("Uid:"), before);
         assert_eq!(
             caller.act(|| Err::<(), _>(FileError::AtRoot)),
             Err(FileError::AtRoot)
         );
-        assert_eq!(["Uid:", "Gid:", "Groups:"].map(status), before);
+        assert_eq!(status("Uid:"), before);
     }
 
     #[test]

@@ -3,13 +3,17 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use super::super::limits::{STABLE_APPENDED_BYTES_MAX, STABLE_BYTES_MAX};
 use super::{MAGIC, Record, Replay, StableError, encode, replay};
+
+/// Of the file. What it says of clients is for nobody else, and threads that act for them have no
+/// umask.
+const MODE: u32 = 0o600;
 
 /// A file with the records of one server. Its name is that of a file that is replaced as a whole
 /// when it has grown; another server cannot have it at the same time.
@@ -85,6 +89,7 @@ impl StableFile {
             .read(true)
             .write(true)
             .create(true)
+            .mode(MODE)
             .truncate(false)
             .open(path)
             .map_err(failed("open"))?;
@@ -191,6 +196,7 @@ impl StableFile {
             .read(true)
             .write(true)
             .create(true)
+            .mode(MODE)
             .truncate(true)
             .open(&new_path)
             .map_err(failed("open"))?;
