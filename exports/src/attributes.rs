@@ -115,7 +115,7 @@ pub struct Attributes {
     pub change: u64,
 }
 
-const MASK: libc::c_uint = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
+pub(crate) const MASK: libc::c_uint = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
 
 /// The change attribute, made of the time of the last change. The kernel keeps the cookie that its
 /// own NFS target has (`STATX_CHANGE_COOKIE`) from programs. Since Linux 6.13 ext4, XFS, btrfs and
@@ -136,7 +136,7 @@ impl Attributes {
         Ok(Self::of(&stat))
     }
 
-    fn of(stat: &libc::statx) -> Self {
+    pub(crate) fn of(stat: &libc::statx) -> Self {
         let changed = stat.stx_ctime.into();
         let has_born = stat.stx_mask & libc::STATX_BTIME != 0;
         Self {

@@ -286,13 +286,11 @@ impl Node {
             Ok(())
         })?;
         for (entry, entered) in entries.iter_mut().zip(found) {
-            let node = entered.and_then(|entered| entered.within(exports, self.export()).ok());
-            entry.file = node.and_then(|node| {
-                Some(EntryFile {
-                    handle: exports.handle(&node),
-                    export: node.export().id(),
-                    attributes: node.attributes().ok()?,
-                })
+            let seen = entered.and_then(|entered| entered.within(exports, self.export()).ok());
+            entry.file = seen.map(|(node, attributes)| EntryFile {
+                handle: exports.handle(&node),
+                export: node.export().id(),
+                attributes,
             });
         }
         Ok(())

@@ -9,7 +9,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat};
 use nix::libc;
 use nix::sys::stat::Mode;
 
-use crate::attributes::{Attributes, FileType, SetAttributes, WasSet};
+use crate::attributes::{Attributes, FileType, MASK, SetAttributes, WasSet};
 use crate::error::{FileError, Result, StaleReason};
 use crate::export::{Export, Exports, Found, PLACE_MASK, Place};
 use crate::file::{OpenAccess, OpenFile};
@@ -134,8 +134,13 @@ impl Node {
 
     /// Of an open file of `export`, whose mount it has to be on.
     pub(crate) fn of_fd(export: &Arc<Export>, fd: OwnedFd) -> Result<Self> {
+        Self::look(export, fd).map(|(node, _attributes)| node)
+    }
+
+    /// The same, with its attributes.
+    pub(crate) fn look(export: &Arc<Export>, fd: OwnedFd) -> Result<(Self, Attributes)> {
         let looking = FileError::kernel("looking at a file");
-        let stat = sys::statx(fd.as_fd(), PLACE_MASK).map_err(looking)?;
+        let stat = sys::statx(fd.as_fd(), PLACE_MASK | MASK).map_err(looking)?;
         if stat.stx_mnt_id != export.root_place().mount {
             return Err(FileError::OtherFileSystem);
         }
@@ -146,13 +151,13 @@ impl Node {
                 NoHandle::Large { .. } => Errno::EOVERFLOW,
             },
         })?;
-        let file_type = FileType::of(&stat);
-        Ok(Self {
+        let node = Self {
             export: export.clone(),
             fd,
             kernel,
-            file_type,
-        })
+            file_type: FileType::of(&stat),
+        };
+        Ok((node, Attributes::of(&stat)))
     }
 
     /// Its export.
@@ -215,6 +220,7 @@ impl Node {
         caller
             .act(|| self.find_entry(name))?
             .within(exports, &self.export)
+            .map(|(node, _attributes)| node)
     }
 
     /// The thread acts for the caller.
@@ -419,14 +425,19 @@ pub(crate) enum Entered {
 }
 
 impl Entered {
-    pub(crate) fn within(self, exports: &Exports, export: &Arc<Export>) -> Result<Node> {
+    /// What it is, with its attributes.
+    pub(crate) fn within(
+        self,
+        exports: &Exports,
+        export: &Arc<Export>,
+    ) -> Result<(Node, Attributes)> {
         match self {
-            Self::Here(fd) => Node::of_fd(export, fd),
+            Self::Here(fd) => Node::look(export, fd),
             Self::Mounted(fd) => {
                 let inner = exports
                     .mounted_in(export, fd.as_fd())
                     .ok_or(FileError::OtherFileSystem)?;
-                Node::of_fd(&inner, fd)
+                Node::look(&inner, fd)
             }
         }
     }

@@ -149,10 +149,11 @@ fn owned(fd: RawFd) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `statx(2)` of an open file (`O_PATH` is enough), or of `name` in the open directory.
+/// `statx(2)` of an open file (`O_PATH` is enough; of a link that is open so, of the link).
 pub(crate) fn statx(fd: BorrowedFd<'_>, mask: libc::c_uint) -> Result<libc::statx> {
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
-    let flags = libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT;
+    // With another flag the kernel would walk the empty path, which takes as long as the rest.
+    let flags = libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
     // SAFETY: the path is empty and ends; the kernel writes one struct statx into `stat`.
     let done = unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, mask, stat.as_mut_ptr()) };
     Errno::result(done)?;
