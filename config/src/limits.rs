@@ -35,6 +35,11 @@ pub const CLIENTS_MAX: usize = 256;
 pub(crate) const NFS_THREADS: RangeInclusive<u64> = 1..=256;
 /// Of the default, two for each core.
 pub(crate) const DEFAULT_NFS_THREADS: RangeInclusive<usize> = 4..=32;
+/// Memory for data that NFS moves by RDMA: what the server itself asks for at least, and the memory
+/// of a large machine.
+pub(crate) const NFS_MEMORY_BYTES: RangeInclusive<u64> = 32 * MIB..=64 * GIB;
+/// 64 transfers of the longest kind at a time.
+pub(crate) const DEFAULT_NFS_MEMORY_BYTES: u64 = 64 * MIB;
 /// A client that is idle renews its lease before two thirds of it are over, and each renewal may
 /// take seconds; a client that is gone keeps what it has locked for as long.
 pub(crate) const LEASE_TIME: RangeInclusive<Duration> =

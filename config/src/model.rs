@@ -42,6 +42,9 @@ pub struct Nfs {
     pub grace_time: Duration,
     /// Threads that carry out what clients ask for; see [`Nfs::threads`].
     pub threads_written: Option<usize>,
+    /// Bytes of memory for data that is moved by RDMA, by all clients together: 32 MiB to 64 GiB.
+    /// None of it is mapped without RDMA.
+    pub memory_bytes: u64,
     /// The directories, in the order of the file; at least one.
     pub exports: Vec<ExportSettings>,
 }

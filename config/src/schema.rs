@@ -98,6 +98,7 @@ pub(crate) struct RawNfs {
     pub(crate) lease_time: Field<String>,
     pub(crate) grace_time: Field<String>,
     pub(crate) threads: Field<u64>,
+    pub(crate) memory: Field<Size>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -489,6 +490,12 @@ mod tests {
                     limits::DEFAULT_NFS_THREADS.end()
                 ),
                 numbers(&limits::NFS_THREADS),
+            ),
+            (
+                "[nfs]",
+                "memory",
+                Size(limits::DEFAULT_NFS_MEMORY_BYTES).to_string(),
+                sizes(&limits::NFS_MEMORY_BYTES),
             ),
             (
                 "[[export]]",

@@ -70,7 +70,7 @@ fn everything_that_can_be_written_is_taken() {
     let nfs = nfs(
         "[nfs]\naddresses = [\"192.0.2.10\", \"2001:db8::1\"]\nport = 0\nrdma_port = 20050\n\
          transports = [\"tcp\", \"rdma\"]\nprovider = \"iwarp\"\nlease_time = \"10s\"\n\
-         grace_time = \"20s\"\nthreads = 3\n\
+         grace_time = \"20s\"\nthreads = 3\nmemory = \"1 GiB\"\n\
          [[export]]\npath = \"/srv//b/\"\npseudo = \"/b/\"\n\
          access = \"read-write\"\nsquash = \"all\"\n\
          anonuid = 7\nanongid = 8\nsecure_ports = true\nnames = \"raw\"\ncrossmnt = true\nid = 9\n\
@@ -81,6 +81,7 @@ fn everything_that_can_be_written_is_taken() {
     assert_eq!(nfs.tcp.len(), 2);
     assert_eq!(nfs.rdma[1], "[2001:db8::1]:20050".parse().unwrap());
     assert_eq!((nfs.provider, nfs.threads(64)), (ProviderChoice::Iwarp, 3));
+    assert_eq!(nfs.memory_bytes, 1 << 30);
     let both = [nfs.lease_time, nfs.grace_time];
     assert_eq!(both, [10, 20].map(Duration::from_secs));
     let export = &nfs.exports[0];
@@ -156,6 +157,14 @@ fn what_nfs_cannot_be_set_to_says_what_it_can() {
         (
             "threads = 0",
             "line 3: nfs.threads: 0 is not allowed; allowed: 1 to 256",
+        ),
+        (
+            "memory = \"31MiB\"",
+            "line 3: nfs.memory: 31 MiB is not allowed; allowed: 32 MiB to 64 GiB",
+        ),
+        (
+            "transports = [\"tcp\"]\nmemory = \"32MiB\"",
+            "line 4: nfs.memory: has no effect without NFS over RDMA; leave it out",
         ),
         (
             "lease_time = \"2h\"",

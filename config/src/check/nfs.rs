@@ -52,6 +52,10 @@ impl Checker<'_> {
             let kind = ProblemKind::NoEffect("without NFS over RDMA");
             self.report("nfs.provider", Some(of.span()), kind);
         }
+        if let Some(memory) = nfs.memory.as_ref().filter(|_| !transports.rdma) {
+            let kind = ProblemKind::NoEffect("without NFS over RDMA");
+            self.report("nfs.memory", Some(memory.span()), kind);
+        }
         let [tcp, rdma] = self.nfs_ports(nfs, [transports.tcp, transports.rdma]);
         let at = |port| move |ip: &IpAddr| Some(SocketAddr::new(*ip, port?));
         let tcp: Vec<_> = addresses.iter().filter_map(at(tcp)).collect();
@@ -69,6 +73,12 @@ impl Checker<'_> {
             lease_time,
             grace_time,
             threads_written,
+            memory_bytes: self.size(
+                "nfs.memory",
+                nfs.memory.as_ref(),
+                limits::DEFAULT_NFS_MEMORY_BYTES,
+                limits::NFS_MEMORY_BYTES,
+            ),
             exports: self.exports(&raw.export),
         })
     }

@@ -153,7 +153,7 @@ pub(crate) fn data_bytes(nfs: &Nfs) -> u64 {
     if nfs.rdma.is_empty() {
         return 0;
     }
-    u64::try_from(Settings::default().data_bytes).unwrap_or(u64::MAX)
+    nfs.memory_bytes
 }
 
 fn settings(nfs: &Nfs) -> Settings {
@@ -172,6 +172,7 @@ fn settings(nfs: &Nfs) -> Settings {
         workers: workers(nfs),
         worker_name: "nfs-".to_owned(),
         drain_ms: DRAIN_MS,
+        data_bytes: usize::try_from(nfs.memory_bytes).unwrap_or(usize::MAX),
         ..Settings::default()
     }
 }

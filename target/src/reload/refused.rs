@@ -179,6 +179,7 @@ fn of_nfs(keys: &mut Keys, served: Option<&Nfs>, wanted: Option<&Nfs>) {
         lease_time,
         grace_time,
         threads_written,
+        memory_bytes,
         exports: _,
     } = served;
     keys.compare("[nfs] over TCP", tcp, &to.tcp, |all| addresses(all));
@@ -194,6 +195,9 @@ fn of_nfs(keys: &mut Keys, served: Option<&Nfs>, wanted: Option<&Nfs>) {
     keys.compare("nfs.grace_time", grace_time, &to.grace_time, shown);
     keys.compare("nfs.threads", threads_written, &to.threads_written, |of| {
         written(*of)
+    });
+    keys.compare("nfs.memory", memory_bytes, &to.memory_bytes, |bytes| {
+        Size(*bytes)
     });
 }
 

@@ -156,7 +156,7 @@ const BODIES: [(&str, &str); 8] = [
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 56] = [
+const CHANGES: [(&str, &str, &str, &str); 57] = [
     ("[target]", "reactors", "", "reactors = 1"),
     ("[target]", "memory_budget", "", "memory_budget = \"64MiB\""),
     ("[target]", "spin", "", "spin = \"0s\""),
@@ -271,6 +271,7 @@ const CHANGES: [(&str, &str, &str, &str); 56] = [
     ("[nfs]", "lease_time", "", "lease_time = \"30s\""),
     ("[nfs]", "grace_time", "", "grace_time = \"2m\""),
     ("[nfs]", "threads", "", "threads = 5"),
+    ("[nfs]", "memory", "", "memory = \"1GiB\""),
     (
         "[[export]]",
         "path",
