@@ -155,6 +155,8 @@ pub struct Export {
     /// No entry of a directory changes without this kernel.
     tells_changes: bool,
     file_system: FileSystemId,
+    /// Its files have no disk, so that nothing is waited for to read one.
+    is_in_memory: bool,
     settings: Arc<ExportSettings>,
     outer: Option<Arc<Self>>,
     writers: Arc<Writers>,
@@ -230,6 +232,7 @@ impl Export {
         Ok(Self {
             id: id(file_system, &root_handle),
             root_place: Place::of(&stat),
+            is_in_memory: kind.filesystem_type() == TMPFS_MAGIC,
             root_is_mounted: stat.stx_attributes & is_mount != 0,
             tells_changes: LOCAL.contains(&kind.filesystem_type()),
             root,
@@ -285,6 +288,10 @@ impl Export {
 
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
+    }
+
+    pub(crate) const fn is_in_memory(&self) -> bool {
+        self.is_in_memory
     }
 
     pub(crate) const fn root_place(&self) -> Place {
@@ -495,7 +502,8 @@ impl Exports {
         Handle::of_pseudo(&self.key, directory)
     }
 
-    pub(crate) fn file_handle(&self, export: &Export, kernel: &KernelHandle) -> Handle {
+    /// The handle of what the kernel knows by `kernel` in an export.
+    pub fn file_handle(&self, export: &Export, kernel: &KernelHandle) -> Handle {
         Handle::of_file(&self.key, export.file_system, export.id, kernel)
     }
 

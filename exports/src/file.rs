@@ -1,14 +1,12 @@
 //! Open regular files: data, its layout, and locks.
 
-use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use capstan_memory::{RawBytes, Span};
+use capstan_memory::RawBytes;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, copy_file_range, fallocate, fcntl, open};
 use nix::libc;
 use nix::sys::stat::Mode;
-use nix::sys::uio::{pread, preadv};
 use nix::unistd::{Whence, fdatasync, fsync, lseek};
 
 use crate::attributes::{Attributes, FileType};
@@ -62,6 +60,8 @@ pub struct OpenFile {
     kernel: KernelHandle,
     fd: OwnedFd,
     access: OpenAccess,
+    /// Reading it never waits for a disk.
+    is_in_memory: bool,
     /// Of one that is open for writing.
     written: Option<WriteClaim>,
 }
@@ -211,6 +211,7 @@ impl OpenFile {
             kernel: *node.kernel_handle(),
             fd,
             access,
+            is_in_memory: node.export().is_in_memory(),
             written,
         }
     }
@@ -264,6 +265,7 @@ impl OpenFile {
             kernel: self.kernel,
             fd,
             access: self.access,
+            is_in_memory: self.is_in_memory,
             written: self.written.as_ref().map(WriteClaim::again),
         })
     }
@@ -276,54 +278,8 @@ impl OpenFile {
         Attributes::of_fd(self.fd())
     }
 
-    /// Reads from `offset` on: how many bytes; fewer than asked for at the end alone.
-    ///
-    /// # Errors
-    /// What the kernel says, where it says it of the first byte.
-    pub fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        let reading = FileError::kernel("reading");
-        let mut done = 0;
-        while let Some(rest @ [_, ..]) = buffer.get_mut(done..) {
-            let at = offset_of("offset", offset.saturating_add(done as u64))?;
-            match pread(self.fd(), rest, at) {
-                Ok(0) => break,
-                Ok(bytes) => done += bytes,
-                Err(Errno::EINTR) => {}
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(reading(errno)),
-            }
-        }
-        Ok(done)
-    }
-
-    /// As [`read`](Self::read), into memory that a device sends from.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn read_into(&self, span: &Span, offset: u64) -> Result<usize> {
-        let mut done = 0;
-        while let Some(rest) = span.part(done..span.len_bytes())
-            && rest.len_bytes() > 0
-        {
-            let at = offset_of("offset", offset.saturating_add(done as u64))?;
-            match sys::read_at(self.fd(), &rest, at) {
-                Ok(0) => break,
-                Ok(bytes) => done += bytes,
-                Err(Errno::EINTR) => {}
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(FileError::kernel("reading")(errno)),
-            }
-        }
-        Ok(done)
-    }
-
-    /// As [`read`](Self::read), into several buffers in turn, in one call: it may read fewer bytes.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    pub fn read_vectored(&self, buffers: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
-        let at = offset_of("offset", offset)?;
-        preadv(self.fd(), buffers, at).map_err(FileError::kernel("reading"))
+    pub(crate) const fn is_in_memory(&self) -> bool {
+        self.is_in_memory
     }
 
     /// Writes at `offset`: how many bytes; fewer than given where the kernel refused the next one.

@@ -298,6 +298,50 @@ pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &Span, offset: libc::off_t) -> R
     })
 }
 
+/// preadv2(2) of what is in memory, unless `may_wait`: else `EAGAIN`, or `EOPNOTSUPP` where the file
+/// system cannot tell.
+pub(crate) fn read_now(
+    fd: BorrowedFd<'_>,
+    into: &mut [u8],
+    offset: libc::off_t,
+    may_wait: bool,
+) -> Result<usize> {
+    let bytes = libc::iovec {
+        iov_base: into.as_mut_ptr().cast(),
+        iov_len: into.len(),
+    };
+    // SAFETY: the bytes are borrowed as long as the call lasts.
+    length(unsafe { preadv2(fd, &bytes, offset, may_wait) })
+}
+
+/// The same, into memory that devices use as well.
+pub(crate) fn read_span_now(
+    fd: BorrowedFd<'_>,
+    into: &Span,
+    offset: libc::off_t,
+    may_wait: bool,
+) -> Result<usize> {
+    let bytes = libc::iovec {
+        iov_base: into.base().as_ptr().cast(),
+        iov_len: into.len_bytes(),
+    };
+    // SAFETY: as of `read_at`.
+    length(unsafe { preadv2(fd, &bytes, offset, may_wait) })
+}
+
+/// # Safety
+/// The bytes may be written.
+unsafe fn preadv2(
+    fd: BorrowedFd<'_>,
+    bytes: &libc::iovec,
+    offset: libc::off_t,
+    may_wait: bool,
+) -> isize {
+    let flags = if may_wait { 0 } else { libc::RWF_NOWAIT };
+    // SAFETY: as the caller says.
+    unsafe { libc::preadv2(fd.as_raw_fd(), bytes, 1, offset, flags) }
+}
+
 /// pwrite(2) of bytes that others may write meanwhile.
 pub(crate) fn write_at(
     fd: BorrowedFd<'_>,

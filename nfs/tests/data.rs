@@ -74,6 +74,62 @@ fn root_data_is_written_and_read_back() {
 }
 
 #[test]
+fn root_what_is_open_and_in_memory_is_read_at_once_and_exactly_once() {
+    let served = Served::new();
+    put(&served.path().join("f"), b"0123456789", 0, 0o644);
+    let mut client = served.client("one");
+    let file = client.open("f", "o", BOTH);
+    assert!(!client.at_once.get());
+    for (offset, count, expected) in [
+        (2, 3, (&b"234"[..], false)),
+        (8, 9, (b"89", true)),
+        (99, 1, (b"", true)),
+    ] {
+        let (data, eof) = client.read(&file, offset, count);
+        assert_eq!((&*data, eof), expected);
+        assert!(client.at_once.get(), "{count} bytes at {offset}");
+    }
+    // What comes again is answered with what was kept.
+    client.cache_this = true;
+    let sequence = client.sequence;
+    let first = client.read(&file, 0, 4);
+    fs::write(served.path().join("f"), b"other").unwrap();
+    client.sequence = sequence;
+    assert_eq!(client.read(&file, 0, 4), first);
+    // A failure is an answer.
+    let mut wrong = file.clone();
+    wrong.stateid.other[3] ^= 1;
+    assert_eq!(client.status(&wrong.read(0, 1)), Status::BAD_STATEID);
+    // What may have to wait is new when it comes the second time, with whatever slot.
+    let anonymous = Opened {
+        stateid: Stateid::ANONYMOUS,
+        ..file.clone()
+    };
+    for (file, cache_this) in [(&anonymous, true), (&anonymous, false), (&file, true)] {
+        client.cache_this = cache_this;
+        let sequence = client.sequence;
+        assert_eq!(client.read(file, 0, 9).0, b"other");
+        assert_eq!(client.at_once.get(), file.stateid != anonymous.stateid);
+        client.sequence = sequence;
+        let again = client.status(&file.read(0, 9));
+        let expected = if cache_this {
+            Status::OK
+        } else {
+            Status::RETRY_UNCACHED_REP
+        };
+        assert_eq!(again, expected);
+    }
+    // Another operation behind it may have to.
+    let ops = [file.read(0, 1).to_vec(), vec![Op::GetFh]].concat();
+    assert_eq!(client.status(&ops), Status::OK);
+    assert!(!client.at_once.get());
+    // The file goes with its last name, and stays for who has it open.
+    fs::remove_file(served.path().join("f")).unwrap();
+    assert_eq!(client.read(&file, 0, 9).0, b"other");
+    assert!(client.at_once.get());
+}
+
+#[test]
 fn root_data_is_of_regular_files_and_of_their_stateids() {
     let served = Served::new();
     put(&served.path().join("f"), b"data", 0, 0o600);

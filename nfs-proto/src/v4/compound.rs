@@ -125,6 +125,14 @@ impl<'a> Operations<'a> {
         self.left
     }
 
+    /// The next one's number, whatever that stands for; `None` behind the last.
+    #[must_use]
+    pub fn peek(&self) -> Option<OpNum> {
+        let mut from = self.from;
+        let number = (self.left > 0).then(|| from.u32("argop").ok()).flatten();
+        number.map(OpNum)
+    }
+
     fn parse_next(&mut self) -> Result<Op<'a>, OpError> {
         let malformed = |op| move |error| OpError::Malformed { op, error };
         let op = OpNum(self.from.u32("argop").map_err(malformed(OpNum::ILLEGAL))?);

@@ -68,6 +68,28 @@ impl Service {
         if driven.state.next_timer_us().is_some_and(|us| us <= now_us) {
             driven.state.handle_timers(now_us);
         }
+        self.drive(driven, now_us, work)
+    }
+
+    /// As [`Service::with_state`], of work that nothing comes of but what it says: what is due by
+    /// time is left to others. It waits for others that have the state, which seldom wait for stable
+    /// storage meanwhile: when a client comes, or goes.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn with_state_now<T>(
+        &self,
+        work: impl FnOnce(&mut State, u64) -> T,
+    ) -> Result<T, Status> {
+        self.drive(self.driven(), self.now_us(), work)
+    }
+
+    fn drive<T>(
+        &self,
+        mut driven: MutexGuard<'_, Driven>,
+        now_us: u64,
+        work: impl FnOnce(&mut State, u64) -> T,
+    ) -> Result<T, Status> {
         let result = work(&mut driven.state, now_us);
         let mut released = Released::default();
         let mut ended = Vec::new();

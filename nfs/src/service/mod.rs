@@ -114,6 +114,10 @@ impl Program for Service {
         rpc::carry_out(self, call, reply)
     }
 
+    fn at_once(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Option<Outcome> {
+        rpc::carry_out_at_once(self, call, reply)
+    }
+
     fn admits(&self, peer: SocketAddr) -> bool {
         let exports = self.exports.all();
         // A port that is not privileged is told so where an export is asked for.

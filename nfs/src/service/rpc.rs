@@ -42,6 +42,24 @@ pub(super) fn carry_out(service: &Service, call: &Call<'_>, reply: &mut Writer<'
     }
 }
 
+/// Carries out a call that need not wait for anything; `None` for any other, of which nothing was
+/// done.
+pub(super) fn carry_out_at_once(
+    service: &Service,
+    call: &Call<'_>,
+    reply: &mut Writer<'_>,
+) -> Option<Outcome> {
+    let mut arguments = call.reader;
+    let header = Header::read(&mut arguments).ok()?;
+    let is_compound =
+        (header.program, header.version, header.procedure) == (NFS_PROGRAM, NFS_V4, PROC_COMPOUND);
+    if !is_compound {
+        return None;
+    }
+    let done = v4::compound::carry_out_at_once(service, call, &header, arguments, reply)?;
+    matches!(done, Done::Reply).then_some(Outcome::Reply)
+}
+
 fn written(answer: &Reply, reply: &mut Writer<'_>) -> Outcome {
     match answer.write(reply) {
         Ok(()) => Outcome::Reply,

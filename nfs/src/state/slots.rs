@@ -319,6 +319,24 @@ impl State {
         Ok(Sequenced::New(in_session, reply))
     }
 
+    /// A new request was not carried out after all, and nothing of it was done: it comes once more,
+    /// and is new then. What its slot had kept of the request before is gone, as the client has its
+    /// reply.
+    pub fn withdraw(&mut self, request: &InSession) {
+        let Some(session) = self.sessions.get_mut(&request.session) else {
+            return;
+        };
+        let address = session.address;
+        if let Some(slot) = session.slot_mut(request.slot)
+            && slot.is_busy()
+        {
+            let reserved = slot.reserved();
+            slot.sequence = slot.sequence.wrapping_sub(1);
+            slot.last = Last::None;
+            self.replies.give_back(address, reserved.into());
+        }
+    }
+
     /// The end of a new request, with its reply as it would be sent again; `None` where it cannot
     /// be. It is kept when the client has asked for it; one that is longer than it may be is not,
     /// and the request is not executed again either (RFC 8881, section 2.10.6.1.3).

@@ -10,6 +10,7 @@ pub(crate) mod acl;
 pub(crate) mod attributes;
 pub(crate) mod files;
 
+use std::cell::Cell;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -196,6 +197,8 @@ pub(crate) struct Client {
     pub(crate) sequence: u32,
     pub(crate) cache_this: bool,
     xid: u32,
+    /// Whether the last call was answered without waiting for anything.
+    pub(crate) at_once: Cell<bool>,
 }
 
 /// The reply of a COMPOUND, as bytes behind the header of RPC.
@@ -230,6 +233,7 @@ impl Client {
             sequence: 1,
             cache_this: false,
             xid: 1,
+            at_once: Cell::new(false),
         }
     }
 
@@ -283,9 +287,16 @@ impl Client {
             arguments: Arguments(data),
             results: Results(places),
         };
-        let mut buffer = vec![0; MESSAGE_BYTES];
+        let (mut buffer, mut waited) = (vec![0; MESSAGE_BYTES], vec![0; MESSAGE_BYTES]);
         let mut writer = Writer::new(&mut buffer);
-        assert_eq!(self.service.call(&call, &mut writer), Outcome::Reply);
+        // As a server does it.
+        let at_once = self.service.at_once(&call, &mut writer);
+        self.at_once.set(at_once.is_some());
+        let outcome = at_once.unwrap_or_else(|| {
+            writer = Writer::new(&mut waited);
+            self.service.call(&call, &mut writer)
+        });
+        assert_eq!(outcome, Outcome::Reply);
         let reduced = writer.reduced_items().to_vec();
         let mut reader = Reader::new(writer.written());
         let reply = Reply::read(&mut reader).unwrap();

@@ -121,7 +121,7 @@ impl<'a> Context<'a> {
         } else {
             IoAccess::Read
         };
-        let key = v4::key_of(&file.node)?;
+        let key = v4::key_of(file.node.export().id(), file.node.kernel_handle())?;
         self.service
             .with_state(|state, now_us| state.check_stateless_io(&key, io_access, now_us))??;
         let files = &self.service.cached;

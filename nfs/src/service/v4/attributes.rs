@@ -370,9 +370,9 @@ impl Context<'_> {
         match object {
             Object::Pseudo(directory) => self.pseudo_attributes(*directory, requested, handle),
             Object::File(file) => {
-                let shared = self.shared_of(&file.node, requested)?;
-                let attributes = file.node.attributes()?;
-                let mounted_on = self.mounted_on_fileid(&file.node, attributes.file_id);
+                let shared = self.shared_of(file.node()?, requested)?;
+                let attributes = file.node()?.attributes()?;
+                let mounted_on = self.mounted_on_fileid(file.node()?, attributes.file_id);
                 Ok(shared.with_file(&attributes, mounted_on, handle))
             }
         }
@@ -452,7 +452,7 @@ impl Context<'_> {
         }
         let is_directory = match object {
             Object::Pseudo(_) => true,
-            Object::File(file) => file.node.file_type() == FileType::Directory,
+            Object::File(file) => file.node()?.file_type() == FileType::Directory,
         };
         // What means nothing of an object cannot be told (RFC 8881, section 18.1.3).
         let meaningless = if is_directory {
@@ -465,7 +465,7 @@ impl Context<'_> {
             Object::Pseudo(_) => supported & (AccessRights::READ | AccessRights::LOOKUP),
             Object::File(file) => {
                 let asked = Rights::from_bits_truncate(supported.bits());
-                let granted = file.node.rights(&file.caller, asked)?;
+                let granted = file.node()?.rights(&file.caller, asked)?;
                 AccessRights::from_bits_truncate(granted.bits())
             }
         };

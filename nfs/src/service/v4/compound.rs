@@ -1,6 +1,8 @@
 //! A COMPOUND from its header to its last result (RFC 8881, section 16.2, and for what a session
 //! adds section 2.10.6).
 
+use std::cell::Cell;
+
 use capstan_nfs_proto::v4::args::Sequence;
 use capstan_nfs_proto::v4::compound::{Compound, OpError, Operations};
 use capstan_nfs_proto::v4::op::Op;
@@ -12,7 +14,7 @@ use capstan_rpc_server::Call;
 use capstan_rpcrdma::rpc::{Accepted, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, Writer};
 
-use super::context::{Context, User};
+use super::context::{Context, User, Waits};
 use super::operations::{changes_something, may_be_alone};
 use crate::service::Service;
 use crate::service::rpc::Done;
@@ -35,20 +37,54 @@ pub(in crate::service) fn carry_out(
     let Ok(compound) = Compound::parse(arguments) else {
         return Done::Refused(Accepted::GarbageArguments);
     };
+    carry_out_parsed(service, call, header, &compound, Waits::May, reply)
+        .unwrap_or(Done::Refused(Accepted::SystemError))
+}
+
+/// Carries out a COMPOUND that is the READ of a file which its client has open, where the data is in
+/// memory; `None` for any other, of which nothing was done.
+pub(in crate::service) fn carry_out_at_once(
+    service: &Service,
+    call: &Call<'_>,
+    header: &Header<'_>,
+    arguments: Reader<'_>,
+    reply: &mut Writer<'_>,
+) -> Option<Done> {
+    let compound = Compound::parse(arguments).ok()?;
+    // Before any of them is done: what would have to wait in the middle could not be undone.
+    let mut operations = compound.operations().ok()?;
+    let mut next = || operations.next().and_then(Result::ok);
+    let (Some(Op::Sequence(_)), Some(Op::PutFh(_)), Some(Op::Read(_)), None) =
+        (next(), next(), next(), next())
+    else {
+        return None;
+    };
+    carry_out_parsed(service, call, header, &compound, Waits::MayNot, reply)
+}
+
+/// `None` where something would have had to be waited for and may not be: nothing was done then.
+fn carry_out_parsed(
+    service: &Service,
+    call: &Call<'_>,
+    header: &Header<'_>,
+    compound: &Compound<'_>,
+    waits: Waits,
+    reply: &mut Writer<'_>,
+) -> Option<Done> {
     if Reply::success(header.xid).write(reply).is_err() {
-        return Done::Refused(Accepted::SystemError);
+        return Some(Done::Refused(Accepted::SystemError));
     }
     let body = reply.mark();
     let body_offset = reply.offset();
     let ended = match ReplyEncoder::new(reply, compound.tag) {
-        Ok(results) => carry_out_operations(service, call, header, &compound, results),
-        Err(_full) => return Done::Refused(Accepted::SystemError),
+        Ok(results) => carry_out_operations(service, call, header, compound, waits, results),
+        Err(_full) => return Some(Done::Refused(Accepted::SystemError)),
     };
     match ended {
         Ended::Replayed(kept) => {
             reply.rewind(body);
             if reply.opaque_fixed(&kept).is_err() {
-                return Done::Refused(Accepted::SystemError);
+                return Some(Done::Refused(Accepted::SystemError));
             }
         }
         Ended::New(request) => {
@@ -58,9 +94,15 @@ pub(in crate::service) fn carry_out(
             // Whatever becomes of stable storage: the slot has to be free again.
             let _told_already = service.with_state(|state, _now_us| state.complete(&request, kept));
         }
+        Ended::WouldWait(request) => {
+            if let Some(request) = request {
+                let _told_already = service.with_state_now(|state, _| state.withdraw(&request));
+            }
+            return None;
+        }
         Ended::WithoutSession => {}
     }
-    Done::Reply
+    Some(Done::Reply)
 }
 
 /// How the operations of a COMPOUND ended.
@@ -69,6 +111,8 @@ enum Ended {
     New(InSession),
     /// The request was carried out before: this was its reply.
     Replayed(std::sync::Arc<[u8]>),
+    /// One would have had to wait, and may not: none was done.
+    WouldWait(Option<InSession>),
     /// They were of no session.
     WithoutSession,
 }
@@ -78,6 +122,7 @@ fn carry_out_operations(
     call: &Call<'_>,
     header: &Header<'_>,
     compound: &Compound<'_>,
+    waits: Waits,
     mut results: ReplyEncoder<'_, '_>,
 ) -> Ended {
     let mut operations = match compound.operations() {
@@ -95,6 +140,8 @@ fn carry_out_operations(
         minor_version: operations.minor_version(),
         in_session: None,
         is_last: false,
+        next: None,
+        waits: Cell::new(waits),
         current: None,
         saved: None,
         stateids: CurrentStateid::new(),
@@ -131,6 +178,9 @@ fn carry_out_operations(
         }
     }
     results.finish();
+    if context.waits.get() == Waits::Would {
+        return Ended::WouldWait(context.in_session);
+    }
     match context.in_session {
         Some(request) => Ended::New(request),
         None => Ended::WithoutSession,
@@ -152,9 +202,8 @@ fn begin(
     results: &mut ReplyEncoder<'_, '_>,
 ) -> Begun {
     let peer = context.peer();
-    let sequenced = context
-        .service
-        .with_state(|state, now_us| state.sequence(arguments, shape, &peer, now_us));
+    let sequenced =
+        context.with_state(|state, now_us| state.sequence(arguments, shape, &peer, now_us));
     match sequenced.and_then(|sequenced| sequenced) {
         Ok(Sequenced::New(request, ok)) => {
             results.set_bounds(ReplyBounds {
@@ -189,6 +238,7 @@ fn carry_out_rest(
 ) {
     while let Some(op) = operations.next() {
         context.is_last = operations.left() == 0;
+        context.next = operations.peek();
         if let Ok(Op::BindConnToSession(_)) = op {
             // RFC 8881, section 18.34.3.
             fail(OpNum::BIND_CONN_TO_SESSION, Status::NOT_ONLY_OP, results);

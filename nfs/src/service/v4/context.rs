@@ -1,10 +1,14 @@
 //! What the operations of one COMPOUND share.
 
-use std::sync::Arc;
+use std::cell::Cell;
+use std::sync::{Arc, OnceLock};
 
 use capstan_exports::name::Name;
-use capstan_exports::{Caller, Credentials, Export, Exports, Node, PseudoId};
-use capstan_nfs_proto::v4::opnum::MinorVersion;
+use capstan_exports::{
+    Caller, Credentials, Export, ExportId, Exports, FileError, Handle, KERNEL_HANDLE_BYTES,
+    KernelHandle, Node, PseudoId,
+};
+use capstan_nfs_proto::v4::opnum::{MinorVersion, OpNum};
 use capstan_nfs_proto::v4::reply::ReplyEncoder;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{ClientId, Component};
@@ -13,13 +17,16 @@ use capstan_rpcrdma::rpc::{AuthFlavor, Credentials as RpcCredentials, Gids};
 
 use crate::service::Service;
 use crate::service::failure::Failure;
-use crate::state::{ConnId, CurrentStateid, FileKey, InSession, Peer, Principal};
+use crate::state::{ConnId, CurrentStateid, FileKey, InSession, Peer, Principal, State};
 
 /// A file, and the identity that operations on it run with.
 #[derive(Debug)]
 pub(super) struct File {
-    /// The file.
-    pub(super) node: Node,
+    /// What it is looked for by.
+    export: Arc<Export>,
+    kernel: KernelHandle,
+    /// The file, once it was needed: reads and writes of what is open do not.
+    node: OnceLock<Node>,
     /// The caller, as its export has it.
     pub(super) caller: Caller,
     /// Its name in the state.
@@ -66,6 +73,17 @@ impl User {
     }
 }
 
+/// Whether operations may wait for a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Waits {
+    /// They do.
+    May,
+    /// They may not.
+    MayNot,
+    /// One would have had to: its failure is none, and all is to be done again.
+    Would,
+}
+
 /// What the operations of one COMPOUND share.
 #[derive(Debug)]
 pub(super) struct Context<'a> {
@@ -78,6 +96,9 @@ pub(super) struct Context<'a> {
     pub(super) in_session: Option<InSession>,
     /// Whether no operation follows the one that is carried out.
     pub(super) is_last: bool,
+    /// The one that follows.
+    pub(super) next: Option<OpNum>,
+    pub(super) waits: Cell<Waits>,
     /// The current filehandle.
     pub(super) current: Option<Object>,
     /// The saved filehandle.
@@ -93,6 +114,29 @@ pub(super) type Results<'w, 'b> = ReplyEncoder<'w, 'b>;
 pub(super) type Outcome = Result<(), Failure>;
 
 impl Context<'_> {
+    /// Whether an operation may wait for a file.
+    pub(super) fn may_wait(&self) -> bool {
+        self.waits.get() == Waits::May
+    }
+
+    /// The failure of an operation that may not wait and has to.
+    pub(super) fn would_wait(&self) -> Failure {
+        self.waits.set(Waits::Would);
+        Status::DELAY.into()
+    }
+
+    /// As `Service::with_state`, where operations may wait. What would be is done later otherwise.
+    pub(super) fn with_state<T>(
+        &self,
+        work: impl FnOnce(&mut State, u64) -> T,
+    ) -> Result<T, Status> {
+        if self.may_wait() {
+            self.service.with_state(work)
+        } else {
+            self.service.with_state_now(work)
+        }
+    }
+
     /// The client that the request comes from.
     pub(super) fn peer(&self) -> Peer {
         Peer {
@@ -189,9 +233,31 @@ impl Context<'_> {
     /// # Errors
     /// As of [`Context::caller`].
     pub(super) fn file(&self, node: Node) -> Result<File, Status> {
-        let caller = self.caller(node.export())?;
-        let key = key_of(&node)?;
-        Ok(File { node, caller, key })
+        let file = self.file_of_handle(node.export().clone(), *node.kernel_handle())?;
+        Ok(File {
+            node: OnceLock::from(node),
+            ..file
+        })
+    }
+
+    /// A file as the user has it, which is not looked for yet.
+    ///
+    /// # Errors
+    /// As of [`Context::caller`].
+    pub(super) fn file_of_handle(
+        &self,
+        export: Arc<Export>,
+        kernel: KernelHandle,
+    ) -> Result<File, Status> {
+        let caller = self.caller(&export)?;
+        let key = key_of(export.id(), &kernel)?;
+        Ok(File {
+            export,
+            kernel,
+            node: OnceLock::new(),
+            caller,
+            key,
+        })
     }
 
     /// As [`Context::file`], the object.
@@ -207,21 +273,50 @@ impl Context<'_> {
 ///
 /// # Errors
 /// NFS4ERR_BADHANDLE, which no handle of a node is.
-pub(in crate::service) fn key_of(node: &Node) -> Result<FileKey, Status> {
-    let handle = node.kernel_handle();
-    let kind = handle.kind().to_be_bytes();
-    let bytes: Vec<u8> = kind.iter().chain(handle.bytes()).copied().collect();
-    FileKey::new(node.export().id().0.into(), &bytes)
+pub(in crate::service) fn key_of(
+    export: ExportId,
+    kernel: &KernelHandle,
+) -> Result<FileKey, Status> {
+    let kind = kernel.kind().to_be_bytes();
+    let mut bytes = [0; 2 + KERNEL_HANDLE_BYTES];
+    let all = kind.iter().chain(kernel.bytes());
+    let length = bytes
+        .iter_mut()
+        .zip(all)
+        .map(|(to, from)| *to = *from)
+        .count();
+    FileKey::new(export.0.into(), bytes.get(..length).unwrap_or_default())
 }
 
 impl File {
+    /// The file.
+    ///
+    /// # Errors
+    /// NFS4ERR_STALE where it was deleted.
+    pub(super) fn node(&self) -> Result<&Node, FileError> {
+        if let Some(node) = self.node.get() {
+            return Ok(node);
+        }
+        let node = Node::open_handle(&self.export, &self.kernel)?;
+        Ok(self.node.get_or_init(|| node))
+    }
+
+    /// Its handle.
+    pub(super) fn handle(&self, exports: &Exports) -> Handle {
+        exports.file_handle(&self.export, &self.kernel)
+    }
+
+    /// Its export.
+    pub(super) const fn export(&self) -> &Arc<Export> {
+        &self.export
+    }
+
     /// A name in this directory, by the rule of its export.
     ///
     /// # Errors
     /// It is none.
     pub(super) fn name<'n>(&self, component: Component<'n>) -> Result<Name<'n>, Failure> {
-        let rule = self.node.export().settings().names;
-        Name::new(component.0, rule)
-            .map_err(|problem| capstan_exports::FileError::from(problem).into())
+        let rule = self.export.settings().names;
+        Name::new(component.0, rule).map_err(|problem| FileError::from(problem).into())
     }
 }

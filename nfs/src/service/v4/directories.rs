@@ -145,7 +145,7 @@ impl Context<'_> {
         match object {
             Object::Pseudo(directory) => self.read_pseudo(*directory, arguments, results),
             Object::File(file) => {
-                check_directory(file.node.file_type())?;
+                check_directory(file.node()?.file_type())?;
                 self.read_files(file, arguments, results)
             }
         }
@@ -157,7 +157,7 @@ impl Context<'_> {
         arguments: &ReadDir,
         results: &mut Results<'_, '_>,
     ) -> Outcome {
-        let node = &directory.node;
+        let node = directory.node()?;
         let handle = self.exports.handle(node);
         let shared = self.shared_of(node, &arguments.attr_request)?;
         let own = shared.with_file(&node.attributes()?, 0, handle.bytes());
@@ -210,7 +210,7 @@ impl Context<'_> {
             return growing.add(entry.cookie, &entry.name, &all, requested);
         }
         let of_export = |id: ExportId| -> Result<Shared, Status> {
-            if id == directory.node.export().id() {
+            if id == directory.export().id() {
                 return Ok(*shared);
             }
             let export = self.exports.export(id).ok_or(Status::STALE)?;
@@ -250,10 +250,14 @@ impl Context<'_> {
         ),
         Status,
     > {
-        let rule = directory.node.export().settings().names;
+        let rule = directory.export().settings().names;
         let looked = Name::new(name, rule)
             .map_err(FileError::from)
-            .and_then(|name| directory.node.lookup(self.exports, &directory.caller, name))
+            .and_then(|name| {
+                directory
+                    .node()?
+                    .lookup(self.exports, &directory.caller, name)
+            })
             .and_then(|node| Ok((node.attributes()?, node)));
         let (attributes, node) = looked.map_err(|error| status_of(&error))?;
         Ok((node.export().id(), attributes, self.exports.handle(&node)))

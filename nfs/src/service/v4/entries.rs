@@ -23,12 +23,12 @@ use crate::service::failure::Failure;
 
 /// The change attribute of a directory or file before an operation changes it.
 pub(super) fn change_before(file: &File) -> Result<u64, Failure> {
-    Ok(file.node.attributes()?.change)
+    Ok(file.node()?.attributes()?.change)
 }
 
 /// What an operation has changed. Others may have done so as well between the two looks.
 pub(super) fn change_info(before: u64, file: &File) -> ChangeInfo {
-    let now = file.node.attributes();
+    let now = file.node().and_then(Node::attributes);
     ChangeInfo {
         atomic: false,
         before,
@@ -86,7 +86,7 @@ impl Context<'_> {
         let directory = self.file_or(Status::ROFS)?;
         let name = directory.name(arguments.objname)?;
         let to = settings::of_new(&values, &directory)?;
-        let (parent, caller) = (&directory.node, &directory.caller);
+        let (parent, caller) = (directory.node()?, &directory.caller);
         let mut attrset = settings::was_tried(&asked.mask, &to);
         let special = |special| parent.make_special(caller, name, special, &to);
         let (made, changed) = match &arguments.objtype {
@@ -121,10 +121,10 @@ impl Context<'_> {
 
     pub(super) fn read_link(&mut self, results: &mut Results<'_, '_>) -> Outcome {
         let link = self.file_or(Status::WRONG_TYPE)?;
-        if link.node.file_type() != FileType::Symlink {
+        if link.node()?.file_type() != FileType::Symlink {
             return Err(Status::WRONG_TYPE.into());
         }
-        let text = link.node.read_link(&link.caller)?;
+        let text = link.node()?.read_link(&link.caller)?;
         let item = match self.call.results.next(results.writer()) {
             None => DataItem::Inline(&text),
             Some(place) => {
@@ -146,7 +146,9 @@ impl Context<'_> {
         if self.service.cached.count() == 0 {
             return None;
         }
-        let found = directory.node.lookup(self.exports, &directory.caller, name);
+        let found = directory
+            .node()
+            .and_then(|node| node.lookup(self.exports, &directory.caller, name));
         found
             .ok()
             .filter(|node| node.file_type() == FileType::Regular)
@@ -177,7 +179,7 @@ impl Context<'_> {
         self.check_grace()?;
         let kept = self.kept_open(&directory, name);
         let changed = directory
-            .node
+            .node()?
             .remove(&directory.caller, name, Removed::Any)
             .map_err(of_entries)?;
         self.close_kept(kept);
@@ -210,8 +212,8 @@ impl Context<'_> {
         self.check_grace()?;
         let kept = self.kept_open(&target, to);
         let [of_source, of_target] = source
-            .node
-            .rename(&source.caller, from, &target.node, to)
+            .node()?
+            .rename(&source.caller, from, target.node()?, to)
             .map_err(of_entries)?;
         self.close_kept(kept);
         Ok(results.push(&OpResult::Rename(RenameOk {
@@ -228,10 +230,12 @@ impl Context<'_> {
         let (file, directory) = self.both_files()?;
         let name = directory.name(component)?;
         // RFC 8881, section 18.9.3.
-        if file.node.file_type() == FileType::Directory {
+        if file.node()?.file_type() == FileType::Directory {
             return Err(Status::ISDIR.into());
         }
-        let changed = directory.node.link(&directory.caller, name, &file.node)?;
+        let changed = directory
+            .node()?
+            .link(&directory.caller, name, file.node()?)?;
         Ok(results.push(&OpResult::Link(entries_changed(&changed)))?)
     }
 }

@@ -2,6 +2,8 @@
 //! RESTOREFH, LOOKUP and LOOKUPP (RFC 8881, sections 18.8, 18.13, 18.14, 18.19 to 18.21, 18.27 and
 //! 18.28).
 
+use std::sync::Arc;
+
 use capstan_exports::name::{Name, NameRule};
 use capstan_exports::pseudo::PseudoEntry;
 use capstan_exports::{ExportId, FileError, FileType, Found, Handle, Node};
@@ -27,8 +29,12 @@ impl Context<'_> {
             Found::Pseudo(id) => Object::Pseudo(id),
             Found::File(export, kernel) => {
                 // Before the file is looked for: a client without the export learns nothing of it.
-                self.caller(&export)?;
-                self.object_of(Node::open_handle(&export, &kernel)?)?
+                let file = self.file_of_handle(export, kernel)?;
+                // What a client has open is read and written without it.
+                if !matches!(self.next, Some(OpNum::READ | OpNum::WRITE)) {
+                    file.node()?;
+                }
+                Object::File(Arc::new(file))
             }
         };
         self.set_object(object);
@@ -39,7 +45,7 @@ impl Context<'_> {
     pub(super) fn handle(&self, object: &Object) -> Handle {
         match object {
             Object::Pseudo(id) => self.exports.pseudo_handle(*id),
-            Object::File(file) => self.exports.handle(&file.node),
+            Object::File(file) => file.handle(self.exports),
         }
     }
 
@@ -97,10 +103,10 @@ impl Context<'_> {
                 self.entry(entry.ok_or(Status::NOENT)?)
             }
             Object::File(directory) => {
-                check_directory(directory.node.file_type())?;
+                check_directory(directory.node()?.file_type())?;
                 let name = directory.name(component)?;
                 let node = directory
-                    .node
+                    .node()?
                     .lookup(self.exports, &directory.caller, name)?;
                 Ok(self.object_of(node)?)
             }
@@ -124,11 +130,11 @@ impl Context<'_> {
                 Ok(Object::Pseudo(parent.ok_or(Status::NOENT)?))
             }
             Object::File(directory) => {
-                check_directory(directory.node.file_type())?;
-                match directory.node.parent(&directory.caller) {
+                check_directory(directory.node()?.file_type())?;
+                match directory.node()?.parent(&directory.caller) {
                     Ok(node) => Ok(self.object_of(node)?),
                     Err(FileError::AtRoot) => {
-                        let id = directory.node.export().id();
+                        let id = directory.export().id();
                         let above = self.exports.tree().above_export(id);
                         Ok(Object::Pseudo(above.ok_or(Status::NOENT)?))
                     }

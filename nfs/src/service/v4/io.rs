@@ -21,8 +21,8 @@ use capstan_rpc_server::Data;
 use super::attributes::IO_BYTES_MAX;
 use super::context::{Context, File, Outcome, Results};
 use crate::service::failure::Failure;
-use crate::state::IoAccess;
 use crate::state::limits::RESPONSE_BYTES_MAX;
+use crate::state::{IoAccess, IoPermit};
 
 const _: () = assert!(IO_BYTES_MAX < RESPONSE_BYTES_MAX);
 
@@ -31,15 +31,16 @@ const OFFSET_MAX: u64 = i64::MAX.cast_unsigned();
 
 /// # Errors
 /// NFS4ERR_ISDIR, NFS4ERR_SYMLINK, NFS4ERR_WRONG_TYPE (RFC 8881, section 18.22.3).
-pub(super) const fn check_regular(file: &File) -> Result<(), Status> {
-    match file.node.file_type() {
-        FileType::Regular => Ok(()),
-        FileType::Directory => Err(Status::ISDIR),
-        FileType::Symlink => Err(Status::SYMLINK),
+pub(super) fn check_regular(file: &File) -> Result<(), Failure> {
+    let status = match file.node()?.file_type() {
+        FileType::Regular => return Ok(()),
+        FileType::Directory => Status::ISDIR,
+        FileType::Symlink => Status::SYMLINK,
         FileType::Block | FileType::Character | FileType::Socket | FileType::Fifo => {
-            Err(Status::WRONG_TYPE)
+            Status::WRONG_TYPE
         }
-    }
+    };
+    Err(status.into())
 }
 
 pub(super) const fn stable_how(stable: Stable) -> StableHow {
@@ -62,12 +63,20 @@ impl Context<'_> {
         stateid: Stateid,
         access: IoAccess,
     ) -> Result<Arc<OpenFile>, Failure> {
-        check_regular(file)?;
         let client = self.client()?;
         let stateid = self.stateids.resolve(stateid)?;
-        let permit = self.service.with_state(|state, now_us| {
+        let permit = self.with_state(|state, now_us| {
             state.check_io(client, &file.key, stateid, access, now_us)
-        })??;
+        })?;
+        let is_open = matches!(permit, Ok(IoPermit { open: Some(_) }));
+        if !is_open {
+            if !self.may_wait() {
+                return Err(self.would_wait());
+            }
+            // What is open is one.
+            check_regular(file)?;
+        }
+        let permit = permit?;
         if let Some(open) = permit.open {
             // Another request may have closed it meanwhile.
             let open = self.service.files.open(open, access);
@@ -78,7 +87,7 @@ impl Context<'_> {
             IoAccess::Write => OpenAccess::Write,
         };
         let cached = &self.service.cached;
-        Ok(cached.open(&file.node, &file.caller, access)?)
+        Ok(cached.open(file.node()?, &file.caller, access)?)
     }
 
     /// Whose writes those of this request are.
@@ -97,14 +106,11 @@ impl Context<'_> {
         // No file has bytes there.
         let left = u32::try_from(OFFSET_MAX.saturating_sub(offset)).unwrap_or(u32::MAX);
         let count = arguments.count.min(IO_BYTES_MAX).min(left);
-        let is_end = |bytes: usize| -> Result<bool, Failure> {
-            let end = offset.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
-            Ok(end >= open.attributes()?.size_bytes)
-        };
+        let may_wait = self.may_wait();
         let Some(span) = self.call.results.next(results.writer()) else {
             return results.push_read(count, |data| {
-                let bytes = open.read(data, offset)?;
-                Ok((bytes, is_end(bytes)?))
+                let read = open.read_to_end(data, offset, may_wait)?;
+                read.ok_or_else(|| self.would_wait())
             });
         };
         results
@@ -112,9 +118,10 @@ impl Context<'_> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let span = span.part(0..count.min(span.len_bytes()));
         let span = span.ok_or(Status::SERVERFAULT)?;
-        let bytes = open.read_into(&span, offset)?;
+        let read = open.read_into_to_end(&span, offset, may_wait)?;
+        let (bytes, eof) = read.ok_or_else(|| self.would_wait())?;
         Ok(results.push(&OpResult::Read(ReadOk {
-            eof: is_end(bytes)?,
+            eof,
             data: DataItem::Reduced {
                 index: results.writer().reduced_items().len(),
                 length_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
@@ -165,7 +172,7 @@ impl Context<'_> {
         let file = self.file_or(Status::ISDIR)?;
         check_regular(&file)?;
         let unsynced = &self.service.unsynced;
-        let verifier = unsynced.commit_node(self.writer()?, &file.caller, &file.node)?;
+        let verifier = unsynced.commit_node(self.writer()?, &file.caller, file.node()?)?;
         Ok(results.push(&OpResult::Commit(Verifier(verifier)))?)
     }
 
@@ -179,7 +186,7 @@ impl Context<'_> {
             SeekTarget::Data => open.next_data(arguments.offset)?,
             SeekTarget::Hole => Some(open.next_hole(arguments.offset)?),
         };
-        let size_bytes = open.attributes()?.size_bytes;
+        let size_bytes = open.size_bytes()?;
         let offset = found.unwrap_or(size_bytes);
         Ok(results.push(&OpResult::Seek(SeekOk {
             eof: offset >= size_bytes,

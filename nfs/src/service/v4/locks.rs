@@ -198,7 +198,7 @@ impl Context<'_> {
             // The owner's own locks are not in its way.
             let open = match lock.and_then(|lock| self.service.files.locks(lock)) {
                 Some(open) => open,
-                None => Arc::new(file.node.open_for_locks()?),
+                None => Arc::new(file.node()?.open_for_locks()?),
             };
             let met = open.conflict(range, local_kind(test.kind));
             if let Some(met) = met.map_err(failure_of)? {
@@ -238,7 +238,7 @@ impl Context<'_> {
         };
         let open = match open {
             Some(open) => open,
-            None => Arc::new(file.node.open_for_locks()?),
+            None => Arc::new(file.node()?.open_for_locks()?),
         };
         let met = open.lock(range, local_kind(kind)).map_err(failure_of)?;
         Ok(met.map_or_else(|| Carried::Out(Some(open)), Carried::Met))

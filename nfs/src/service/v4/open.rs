@@ -145,7 +145,7 @@ impl Context<'_> {
         self.service
             .with_state(|state, now_us| state.may_open(&asked.request(&file), now_us))??;
         let access = open_access(asked.access);
-        let open = file.node.open(&file.caller, access, asked.is_reclaim)?;
+        let open = file.node()?.open(&file.caller, access, asked.is_reclaim)?;
         Ok(Found {
             file,
             open: Arc::new(open),
@@ -167,7 +167,7 @@ impl Context<'_> {
             Object::Pseudo(_) if how.is_some() => return Err(Status::ROFS.into()),
             Object::Pseudo(directory) => return Err(self.refuse_pseudo(*directory, name)),
         };
-        check_directory(directory.node.file_type())?;
+        check_directory(directory.node()?.file_type())?;
         let name = directory.name(name)?;
         // A file that is there is opened in a directory as it was before, or a later one, of which
         // the client learns when it looks at the directory.
@@ -202,7 +202,9 @@ impl Context<'_> {
     }
 
     fn named(&self, directory: &File, name: Name<'_>) -> Result<Node, FileError> {
-        directory.node.lookup(self.exports, &directory.caller, name)
+        directory
+            .node()?
+            .lookup(self.exports, &directory.caller, name)
     }
 
     fn find_or_make(
@@ -228,7 +230,7 @@ impl Context<'_> {
             let access = open_access(asked.access);
             let caller = &directory.caller;
             let made = directory
-                .node
+                .node()?
                 .create(caller, name, how, &creation.attributes, access);
             match made {
                 Ok(made) => {
@@ -260,7 +262,7 @@ impl Context<'_> {
         self.service
             .with_state(|state, now_us| state.may_open(&asked.request(&file), now_us))??;
         let open = file
-            .node
+            .node()?
             .open(&file.caller, open_access(asked.access), false)?;
         let is_to_be_emptied = creation.is_some_and(|creation| creation.empties);
         if is_to_be_emptied && !asked.access.contains(Shares::WRITE) {
@@ -296,11 +298,12 @@ impl Context<'_> {
     }
 
     fn empty(&self, asked: &Asked<'_>, found: &Found, opened: &Opened) -> Outcome {
-        let File { node, caller, key } = found.file.as_ref();
+        let File { caller, key, .. } = found.file.as_ref();
         let to = SetAttributes {
             size_bytes: Some(0),
             ..SetAttributes::default()
         };
+        let node = found.file.node()?;
         let (_set, emptied) = node.set_attributes(caller, &to, Some(&found.open));
         if emptied.is_err() && opened.is_new {
             // The client is not told of it, so it could not close it.

@@ -2,7 +2,7 @@
 //! 5.5, 6.2 and 18.30; RFC 8275).
 
 use capstan_exports::attributes::WasSet;
-use capstan_exports::{SetAttributes, SetTime, Time};
+use capstan_exports::{Node, SetAttributes, SetTime, Time};
 use capstan_nfs_proto::v4::args;
 use capstan_nfs_proto::v4::attr::{
     AttrNumber, Fattr, SetAttributes as WireSetAttributes, TimeToSet,
@@ -113,7 +113,7 @@ pub(super) fn of_new(
         .map(|masked| masked.value_to_set & masked.mask_bits);
     // RFC 8275, section 5: an ACL that is inherited takes the place of the umask.
     let with_umask = values.mode_umask.map(|mode| {
-        if directory.node.has_default_acl() {
+        if directory.node().is_ok_and(Node::has_default_acl) {
             mode.mode
         } else {
             mode.mode & !(mode.umask & 0o777)
@@ -180,11 +180,13 @@ impl Context<'_> {
             None => None,
         };
         if let Some(masked) = values.mode_set_masked {
-            let now = u32::from(file.node.attributes()?.mode);
+            let now = u32::from(file.node()?.attributes()?.mode);
             let mode = (now & !masked.mask_bits) | (masked.value_to_set & masked.mask_bits);
             to.mode = Some(mode_bits(mode));
         }
-        let (done, set) = file.node.set_attributes(&file.caller, &to, open.as_deref());
+        let (done, set) = file
+            .node()?
+            .set_attributes(&file.caller, &to, open.as_deref());
         Ok(results.push(&OpResult::SetAttr {
             status: set.err().map_or(Status::OK, |error| status_of(&error)),
             attrsset: was_set(&arguments.obj_attributes.mask, done),

@@ -32,7 +32,7 @@ fn fitting<'n>(names: &[&'n [u8]], room: usize) -> (Vec<XattrName<'n>>, bool) {
 impl Context<'_> {
     pub(super) fn xattr(&mut self, name: XattrName<'_>, results: &mut Results<'_, '_>) -> Outcome {
         let file = self.file_or(Status::NOTSUPP)?;
-        let value = file.node.xattr(&file.caller, name.name()?)?;
+        let value = file.node()?.xattr(&file.caller, name.name()?)?;
         Ok(results.push(&OpResult::GetXattr(Opaque(&value)))?)
     }
 
@@ -50,7 +50,7 @@ impl Context<'_> {
             SetXattrOption::Replace => SetXattr::Replace,
         };
         let before = change_before(&file)?;
-        file.node.set_xattr(&file.caller, name, value, how)?;
+        file.node()?.set_xattr(&file.caller, name, value, how)?;
         Ok(results.push(&OpResult::SetXattr(change_info(before, &file)))?)
     }
 
@@ -64,7 +64,7 @@ impl Context<'_> {
         let file = self.file_or(Status::NOTSUPP)?;
         let maxcount = usize::try_from(arguments.maxcount).unwrap_or(usize::MAX);
         let room = maxcount.checked_sub(LIST_BYTES).ok_or(Status::TOOSMALL)?;
-        let names = file.node.xattr_names(&file.caller)?;
+        let names = file.node()?.xattr_names(&file.caller)?;
         let names: Vec<&[u8]> = names.iter().map(|name| &**name).collect();
         let skipped = usize::try_from(arguments.cookie).unwrap_or(usize::MAX);
         let names = names.get(skipped..).ok_or(Status::BAD_COOKIE)?;
@@ -88,7 +88,7 @@ impl Context<'_> {
         let file = self.file_or(Status::ROFS)?;
         let name = name.name()?;
         let before = change_before(&file)?;
-        file.node.remove_xattr(&file.caller, name)?;
+        file.node()?.remove_xattr(&file.caller, name)?;
         Ok(results.push(&OpResult::RemoveXattr(change_info(before, &file)))?)
     }
 }
