@@ -10,6 +10,8 @@
 #                                           says how
 #   scripts/bench.sh nvmet-tcp              NVMe/TCP beside the Linux target, in the lab's virtual
 #                                           machine
+#   scripts/bench.sh nfs-tcp nfs-rdma       NFS beside the kernel's server, in the lab's virtual
+#                                           machine; nfs-counted in instructions
 #   scripts/bench.sh soft-roce-counted      what the lab has in instructions of everything that runs
 #                                           there: no noise
 #   scripts/bench.sh instructions syscalls lines  the deterministic figures; exit status 1 beyond

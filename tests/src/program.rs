@@ -120,7 +120,19 @@ impl Daemon {
     /// When it does not listen.
     #[must_use]
     pub fn serve_under(tool: &[&str], args: &[&str]) -> Self {
-        let (daemon, Unread(lines)) = Self::spawn_listening(tool, args, None);
+        let (daemon, Unread(lines)) = Self::spawn_listening(tool, args, None, "listening at");
+        daemon.read_on(lines);
+        daemon
+    }
+
+    /// As [`Daemon::serve_under`], of one that serves NFS.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    #[must_use]
+    pub fn serve_nfs_under(tool: &[&str], args: &[&str]) -> Self {
+        let says = "listening for NFS at";
+        let (daemon, Unread(lines)) = Self::spawn_listening(tool, args, None, says);
         daemon.read_on(lines);
         daemon
     }
@@ -132,15 +144,21 @@ impl Daemon {
     /// When it does not listen.
     #[must_use]
     pub fn serve_unread(args: &[&str], pipe_bytes: i32) -> (Self, Unread) {
-        Self::spawn_listening(&[], args, Some(pipe_bytes))
+        Self::spawn_listening(&[], args, Some(pipe_bytes), "listening at")
     }
 
-    fn spawn_listening(tool: &[&str], args: &[&str], pipe_bytes: Option<i32>) -> (Self, Unread) {
+    /// `says` is what its log says when it listens.
+    fn spawn_listening(
+        tool: &[&str],
+        args: &[&str],
+        pipe_bytes: Option<i32>,
+        says: &str,
+    ) -> (Self, Unread) {
         let (daemon, mut lines) = Self::spawn(tool, args, pipe_bytes);
         let log = Arc::clone(&daemon.log);
         let listens = lines.by_ref().any(|line| {
             let line = line.expect("the log is text");
-            let listens = line.contains("listening at");
+            let listens = line.contains(says);
             log.lock().expect("no panic").push(line);
             listens
         });

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 
+use super::nfs;
 use super::verbs_device::VerbsDevice;
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
 use crate::load::{self, Link, Load, NULL, RAM, Target};
@@ -54,7 +55,7 @@ struct Row {
 /// The limit for the build that is measured: counts of instructions repeat within 1 %, those of
 /// system calls within 10 % in most runs, those of a write 50 to 70 % more in three of sixteen.
 /// Lower it with what lowers the count.
-const fn gate(release: f64, dev: f64) -> f64 {
+pub(super) const fn gate(release: f64, dev: f64) -> f64 {
     if cfg!(debug_assertions) { dev } else { release }
 }
 
@@ -309,7 +310,7 @@ pub(crate) fn instructions(setting: &Setting) -> Result<Findings> {
         }
         let device = device.as_ref().filter(|_| is_verbs);
         let file = setting.folder.join(format!("callgrind.{}.out", row.name));
-        let per_command = per_command(MORE_INSTRUCTIONS, |commands| {
+        let per_command = per_command(SHORT, MORE_INSTRUCTIONS, |commands| {
             match row.end {
                 End::Target => callgrind_target(&file, row, commands, device),
                 End::Host => callgrind_host(&file, row, commands, device),
@@ -320,6 +321,9 @@ pub(crate) fn instructions(setting: &Setting) -> Result<Findings> {
         let figure = Figure::plain(row.name, row.what, value, (row.bounds)());
         findings.figures.push(figure);
     }
+    if setting.wants("instructions-nfs-read-4k") {
+        findings.figures.push(nfs::instructions(setting)?);
+    }
     Ok(findings)
 }
 
@@ -327,7 +331,7 @@ pub(crate) fn instructions(setting: &Setting) -> Result<Findings> {
 pub(crate) fn syscalls(setting: &Setting) -> Result<Findings> {
     let mut findings = Findings::default();
     for row in SYSCALLS.iter().filter(|row| setting.wants(row.name)) {
-        let per_command = per_command(MORE_SYSCALLS, |commands| {
+        let per_command = per_command(SHORT, MORE_SYSCALLS, |commands| {
             match row.end {
                 End::Target => strace_target(&setting.folder, row.load, commands),
                 End::Host => strace_host(&setting.folder, row, commands),
@@ -337,6 +341,9 @@ pub(crate) fn syscalls(setting: &Setting) -> Result<Findings> {
         let value = Quantity::new("system calls", vec![per_command]);
         let figure = Figure::plain(row.name, row.what, value, (row.bounds)());
         findings.figures.push(figure);
+    }
+    if setting.wants("syscalls-nfs-read-4k") {
+        findings.figures.push(nfs::syscalls(setting)?);
     }
     match at_full_speed(setting, SYSCALLS[0].load) {
         Ok(samples) => findings.figures.push(Figure::plain(
@@ -354,15 +361,15 @@ pub(crate) fn syscalls(setting: &Setting) -> Result<Findings> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a few seconds")]
-fn per_command(more: u64, count: impl Fn(u64) -> Result<u64>) -> Result<f64> {
-    let short = count(SHORT)?;
-    let long = count(SHORT + more)?;
+pub(super) fn per_command(less: u64, more: u64, count: impl Fn(u64) -> Result<u64>) -> Result<f64> {
+    let short = count(less)?;
+    let long = count(less + more)?;
     let difference = long.checked_sub(short);
     let difference = difference.context("the long run has fewer than the short one")?;
     Ok(difference as f64 / more as f64)
 }
 
-const VALGRIND: [&str; 3] = ["valgrind", "--quiet", "--tool=callgrind"];
+pub(super) const VALGRIND: [&str; 3] = ["valgrind", "--quiet", "--tool=callgrind"];
 
 /// A target with a `device`, or without one, run by `tool`.
 fn target_with(device: Option<&VerbsDevice>, tool: &[&str]) -> Result<Target> {
@@ -442,7 +449,7 @@ pub(crate) fn play_host(name: &str, target: SocketAddr, commands: u64) -> Result
 }
 
 /// Instructions in callgrind's report, without those of a `device`.
-fn total(file: &Path, device: Option<&VerbsDevice>) -> Result<u64> {
+pub(super) fn total(file: &Path, device: Option<&VerbsDevice>) -> Result<u64> {
     let report = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
     let total = report
         .lines()
@@ -453,12 +460,20 @@ fn total(file: &Path, device: Option<&VerbsDevice>) -> Result<u64> {
     Ok(total - device)
 }
 
-fn strace_target(folder: &Path, load: Load, commands: u64) -> Result<u64> {
+/// A tool that counts the system calls of a target, and the file that it leaves when that has ended.
+pub(super) fn strace(folder: &Path) -> Result<(PathBuf, [String; 8])> {
     let file = folder.join("strace.out");
     remove(&file)?;
     let out = file.to_str().context("the folder is text")?;
     // -D: the target keeps the process, and strace is a child of it.
     let tool = ["strace", "-D", "-f", "-c", "-U", "calls,name", "-o", out];
+    let tool = tool.map(str::to_owned);
+    Ok((file, tool))
+}
+
+fn strace_target(folder: &Path, load: Load, commands: u64) -> Result<u64> {
+    let (file, tool) = strace(folder)?;
+    let tool = tool.each_ref().map(String::as_str);
     let target = Target::start_under(&tool, &table(), &[NULL, RAM])?;
     load::count(target.address, load, commands)?;
     let status = target.daemon.stop();
@@ -481,7 +496,7 @@ fn strace_host(folder: &Path, row: &Row, commands: u64) -> Result<u64> {
 }
 
 /// All of them, in strace's report.
-fn system_calls(report: &str) -> Option<u64> {
+pub(super) fn system_calls(report: &str) -> Option<u64> {
     let mut lines = report.lines();
     let line = lines.find(|line| line.trim_end().ends_with(" total"))?;
     line.split_whitespace().next()?.parse().ok()
@@ -492,7 +507,7 @@ fn at_full_speed(setting: &Setting, load: Load) -> Result<Vec<f64>> {
     let target = Target::start(&table(), &[NULL, RAM])?;
     let mut samples = Vec::new();
     for _ in 0..setting.rounds {
-        samples.push(per_command(4 * MORE_SYSCALLS, |commands| {
+        samples.push(per_command(SHORT, 4 * MORE_SYSCALLS, |commands| {
             let perf = Perf::attach(&setting.folder, target.daemon.pid())?;
             load::count(target.address, load, commands)?;
             perf.count()
@@ -560,7 +575,7 @@ fn remove(file: &Path) -> Result<()> {
 }
 
 /// Reads a number from a file that is being written.
-fn wait_for(file: &Path, number: impl Fn(&str) -> Option<u64>) -> Result<u64> {
+pub(super) fn wait_for(file: &Path, number: impl Fn(&str) -> Option<u64>) -> Result<u64> {
     let start = Instant::now();
     loop {
         let report = fs::read_to_string(file).unwrap_or_default();

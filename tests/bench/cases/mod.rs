@@ -6,6 +6,7 @@ mod fairness;
 mod file;
 mod idle;
 mod lines;
+mod nfs;
 mod nvmet;
 mod spdk;
 mod verbs_device;
@@ -40,7 +41,7 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 18] = [
+pub(crate) const CASES: [Case; 21] = [
     case("wire", "null and RAM against plain TCP", wire::wire),
     case(
         "wire-crc32c",
@@ -110,6 +111,30 @@ pub(crate) const CASES: [Case; 18] = [
         "NVMe/TCP against Linux nvmet-tcp, in the lab",
         nvmet::tcp,
     ),
+    Case {
+        extra: true,
+        ..case(
+            "nfs-tcp",
+            "NFS over TCP against knfsd, in the lab",
+            nfs::tcp,
+        )
+    },
+    Case {
+        extra: true,
+        ..case(
+            "nfs-rdma",
+            "NFS over Soft-RoCE against knfsd, in the lab",
+            nfs::rdma,
+        )
+    },
+    Case {
+        extra: true,
+        ..case(
+            "nfs-counted",
+            "both in instructions of one processor, client and server and all",
+            nfs::counted,
+        )
+    },
     Case {
         extra: true,
         ..case(

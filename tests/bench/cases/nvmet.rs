@@ -15,31 +15,42 @@ use crate::Setting;
 use crate::figure::{Better, Bounds, Figure, Findings};
 use crate::turns::Turns;
 
-/// The jobs of `tests/lab/guest/compare.sh`: its name, what it is, and what the best other
-/// user-space target has of nvmet over Soft-RoCE.
-const JOBS: [(&str, &str, &str); 5] = [
-    ("randread-4k-qd1", "4 KiB random read, depth 1", "0.89"),
-    ("randread-4k-qd32", "4 KiB random read, depth 32", "0.82"),
-    ("randwrite-4k-qd32", "4 KiB random write, depth 32", "0.76"),
-    ("read-128k-qd8", "128 KiB read, depth 8", "1.05"),
-    ("write-128k-qd8", "128 KiB write, depth 8", "0.92"),
+/// The jobs of `tests/lab/guest/compare.sh`: its name, and what it is.
+const ROWS: [(&str, &str); 5] = [
+    ("randread-4k-qd1", "4 KiB random read, depth 1, null"),
+    ("randread-4k-qd32", "4 KiB random read, depth 32, null"),
+    ("randwrite-4k-qd32", "4 KiB random write, depth 32, null"),
+    ("read-128k-qd8", "128 KiB read, depth 8, null"),
+    ("write-128k-qd8", "128 KiB write, depth 8, null"),
+];
+/// What the best other user-space target has of nvmet over Soft-RoCE.
+const PEER: [(&str, &str); 5] = [
+    ("randread-4k-qd1", "0.89"),
+    ("randread-4k-qd32", "0.82"),
+    ("randwrite-4k-qd32", "0.76"),
+    ("read-128k-qd8", "1.05"),
+    ("write-128k-qd8", "0.92"),
 ];
 
 /// Boots the lab, nearly twice for each round, and runs the five jobs on both targets in turn.
 pub(crate) fn soft_roce(setting: &Setting) -> Result<Findings> {
-    in_turn(setting, &SOFT_ROCE)
+    in_turn(setting, &SOFT_ROCE, boots(setting))
 }
 
 /// The same by NVMe/TCP.
 pub(crate) fn tcp(setting: &Setting) -> Result<Findings> {
-    in_turn(setting, &TCP)
+    in_turn(setting, &TCP, boots(setting))
 }
 
-fn in_turn(setting: &Setting, boot: &Boot) -> Result<Findings> {
+/// Measures in so many boots.
+pub(super) fn in_turn(setting: &Setting, boot: &Boot, boots: usize) -> Result<Findings> {
     let turns = (setting.runtime.as_secs_f64() * TURNS_PER_SECOND).ceil();
-    // An odd number has a median of its own. Its standard error is 1.3 % of nine, 1.7 % of five.
-    let boots = 2 * setting.rounds - 1;
     measure(setting, boot, boots, &[turns.to_string()])
+}
+
+/// An odd number has a median of its own. Its standard error is 1.3 % of nine, 1.7 % of five.
+const fn boots(setting: &Setting) -> usize {
+    2 * setting.rounds - 1
 }
 
 /// The same once, on one emulated processor whose time is its instructions: what the host, the
@@ -54,41 +65,60 @@ pub(crate) fn counted(setting: &Setting) -> Result<Findings> {
 const TURNS_PER_SECOND: f64 = 12.0;
 
 /// A way to boot the lab.
-struct Boot {
+pub(super) struct Boot {
     /// Of its folder and its figures.
-    name: &'static str,
-    what: &'static str,
-    option: &'static str,
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
+    pub(super) option: &'static str,
+    /// How long it may take.
+    pub(super) seconds: &'static str,
+    /// What runs in the guest.
+    pub(super) script: &'static str,
     /// As the kernel names it.
-    transport: &'static str,
-    bounds: Option<(f64, f64)>,
+    pub(super) transport: &'static str,
+    /// Names of the script's rows, and what they are.
+    pub(super) rows: &'static [(&'static str, &'static str)],
+    /// What the rows stand beside.
+    pub(super) beside: &'static str,
+    pub(super) unit: &'static str,
+    /// Of a row.
+    pub(super) bounds: fn(row: &str) -> Bounds,
 }
 
 const SOFT_ROCE: Boot = Boot {
     name: "soft-roce",
     what: "Soft-RoCE, Linux host",
     option: "-p",
+    seconds: "600",
+    script: "compare.sh",
     transport: "rdma",
-    bounds: Some((0.95, 1.1)),
+    rows: &ROWS,
+    beside: "Linux nvmet",
+    unit: "IOPS",
+    bounds: |row| {
+        let peer = PEER.iter().find(|(name, _)| *name == row);
+        let peer = peer.map_or("", |(_, peer)| peer);
+        Bounds::new(Better::Higher, 0.95, 1.1).peer(peer)
+    },
 };
 /// What is wanted of NVMe/TCP stands beside SPDK, over the same loopback.
 const TCP: Boot = Boot {
     name: "nvmet-tcp",
     what: "NVMe/TCP, Linux host",
-    option: "-p",
     transport: "tcp",
-    bounds: None,
+    bounds: |_row| Bounds::none(Better::Higher),
+    ..SOFT_ROCE
 };
 const COUNTED: Boot = Boot {
     name: "soft-roce-counted",
     what: "Soft-RoCE, instructions of one processor for all",
     option: "-i",
-    transport: "rdma",
-    bounds: None,
+    bounds: |_row| Bounds::none(Better::Higher),
+    ..SOFT_ROCE
 };
 
 /// `arguments` are those of the script in the guest, behind the number of the round.
-fn measure(
+pub(super) fn measure(
     setting: &Setting,
     boot: &Boot,
     rounds: usize,
@@ -121,11 +151,11 @@ fn measure(
         let out = setting.folder.join(boot.name).join(round.to_string());
         fs::create_dir_all(&out).with_context(|| format!("{}", out.display()))?;
         let booted = Command::new(lab.join("boot.sh"))
-            .args([boot.option, "-t", "600", "-o"])
+            .args([boot.option, "-t", boot.seconds, "-o"])
             .arg(&out)
             .arg("-f")
             .arg(&target)
-            .args(["compare.sh", boot.transport])
+            .args([boot.script, boot.transport])
             .arg(round.to_string())
             .args(arguments)
             .stdout(Stdio::inherit())
@@ -139,22 +169,18 @@ fn measure(
         }
     }
     let mut figures = Vec::new();
-    for (job, what, peer) in JOBS {
-        let runs = found.remove(job);
+    for (row, what) in boot.rows {
+        let runs = found.remove(*row);
         let runs = runs.filter(|runs| runs.len() == rounds);
-        let runs = runs.with_context(|| format!("a boot has no samples of {job}"))?;
-        let bounds = match boot.bounds {
-            Some((now, aim)) => Bounds::new(Better::Higher, now, aim).peer(peer),
-            None => Bounds::none(Better::Higher),
-        };
+        let runs = runs.with_context(|| format!("a boot has no samples of {row}"))?;
         figures.push(Figure::in_turn(
-            &format!("{}-{job}", boot.name),
-            &format!("{}: {what}, null", boot.what),
+            &format!("{}-{row}", boot.name),
+            &format!("{}: {what}", boot.what),
             &runs,
-            "IOPS",
-            ("Linux nvmet", "IOPS"),
-            ("of nvmet", |ours, nvmet| ours / nvmet),
-            bounds,
+            boot.unit,
+            (boot.beside, boot.unit),
+            (&format!("of {}", boot.beside), |ours, theirs| ours / theirs),
+            (boot.bounds)(row),
         ));
     }
     Ok(figures.into())

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced in the guest: the file system that NFS servers export, the same for each.
+# Sourced in the guest: the file systems that NFS servers export, the same for each.
 
 # The folder above it is the root that version 4 starts from with knfsd, which cannot export that of
 # the guest.
@@ -10,9 +10,14 @@ NFS_EXPORT=$NFS_ROOT$NFS_PSEUDO
 nfs_backing() { # nfs_backing ext4|tmpfs MIB
     mkdir -p "$NFS_ROOT"
     mount -t tmpfs -o size=1m,mode=755 nfs-root "$NFS_ROOT"
-    mkdir -p "$NFS_EXPORT"
+    nfs_file_system "$1" "$2" "$NFS_EXPORT"
+}
+
+# As the one of the export, anywhere below $NFS_ROOT; there is one of ext4.
+nfs_file_system() { # nfs_file_system ext4|tmpfs MIB FOLDER
+    mkdir -p "$3"
     case $1 in
-        tmpfs) mount -t tmpfs -o "size=$2m,mode=755" export "$NFS_EXPORT" ;;
+        tmpfs) mount -t tmpfs -o "size=$2m,mode=755" export "$3" ;;
         ext4)
             modprobe configfs
             mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
@@ -27,9 +32,9 @@ nfs_backing() { # nfs_backing ext4|tmpfs MIB
                 echo 1 >power
             )
             mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 /dev/nfs
-            mount -t ext4 /dev/nfs "$NFS_EXPORT"
+            mount -t ext4 /dev/nfs "$3"
             ;;
         *) echo "a backing file system is ext4 or tmpfs, not $1" >&2 && return 1 ;;
     esac
-    chmod 755 "$NFS_EXPORT"
+    chmod 755 "$3"
 }
