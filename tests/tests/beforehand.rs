@@ -146,6 +146,24 @@ fn of_a_pipe_what_fits_is_written_and_the_rest_is_told() {
     );
     assert_eq!(setting.written(), 0);
     cat.wait().unwrap();
+    // And so it is where less comes than was said.
+    for bytes in [100, 8192] {
+        let mut cat = setting.pipe(bytes);
+        let stdin = cat.stdout.take().unwrap();
+        let error = complaint(&setting.run("write", &["-z", "12k"], stdin.into()));
+        let short = format!("--data-size is 12288, expected at most {bytes}: the bytes that stdin");
+        assert!(error.contains(&short), "{error}");
+        assert!(error.contains("nothing was written"), "{error}");
+        assert_eq!(setting.written(), 0);
+        cat.wait().unwrap();
+    }
+    // What comes beyond is left, as of a file.
+    let mut cat = setting.pipe(6000);
+    let stdin = cat.stdout.take().unwrap();
+    told(&setting.run("write", &["-z", "4k"], stdin.into()));
+    assert_eq!(setting.written(), 4096);
+    cat.wait().unwrap();
+    setting.fill();
     // As much as there is room for is not too much.
     let mut cat = setting.pipe(8192);
     let stdin = cat.stdout.take().unwrap();

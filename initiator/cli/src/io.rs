@@ -29,6 +29,9 @@ use super::{output, taken, warned};
 const CHUNK_BYTES: u32 = 1 << 20;
 /// I/Os in progress at once.
 const CHUNKS_AHEAD: usize = 8;
+/// Of a pipe, this much is read before anything is written where --data-size says how much there
+/// will be: as much as the data memory of an attached volume.
+const HELD_BYTES_MAX: u64 = 64 << 20;
 
 /// Where in a namespace.
 #[derive(Args, Debug)]
@@ -69,12 +72,13 @@ pub(crate) struct Write {
     share: ShareArgs,
     #[command(flatten)]
     range: RangeArgs,
-    /// Bytes to write, a multiple of the LBA size [default: all there are; the last LBA is filled
-    /// up with zeros].
+    /// Bytes to write, a multiple of the LBA size; what the input has beyond them is not read
+    /// [default: all there are; the last LBA is filled up with zeros].
     #[arg(short = 'z', long, value_name = "BYTES", value_parser = parse_some_bytes)]
     data_size: Option<u64>,
     /// File to read the data from; `-` is stdin. The length of a pipe is known only at its end:
-    /// give --data-size to have it checked before anything is written.
+    /// with a --data-size of up to 64 MiB all of it is read before anything is written, and
+    /// nothing is where it ends earlier.
     #[arg(short = 'd', long, value_name = "FILE", default_value = "-")]
     data: PathBuf,
     /// Force Unit Access: each write completes only when it is on stable media.
@@ -258,15 +262,17 @@ impl Write {
         let told = Arc::clone(&written);
         // A FIFO is opened when somebody writes to it.
         interrupts.end_the_process(move || told.to_string())?;
-        let input = Input::open(&self.data)?;
-        if let (Some(asked), Some(there)) = (self.data_size, input.len_bytes)
-            && asked > there
-        {
-            bail!(
-                "--data-size is {asked}, expected at most {there}: the bytes that {} has; nothing \
-                 was written",
-                input.name
-            );
+        let mut input = Input::open(&self.data)?;
+        if let Some(asked) = self.data_size {
+            // Before there is an association, which would be kept alive by nothing meanwhile.
+            input.hold(asked)?;
+            if let Some(there) = input.len_bytes.filter(|there| asked > *there) {
+                bail!(
+                    "--data-size is {asked}, expected at most {there}: the bytes that {} has; \
+                     nothing was written",
+                    input.name
+                );
+            }
         }
         let options = self.replay.apply(self.connect.options()?);
         let mut queue = taken::connect(&options)?;
@@ -359,7 +365,7 @@ impl Write {
         unanswered: &mut Unanswered,
     ) -> Result<(u64, u64)> {
         let lba_bytes = namespace.lba_bytes;
-        let mut source = (&input.file).take(most);
+        let mut source = input.held.as_slice().chain(&input.file).take(most);
         let mut chunk = vec![0; CHUNK_BYTES.max(lba_bytes) as usize];
         let (mut total, mut blocks) = (0_u64, 0_u64);
         loop {
@@ -468,6 +474,8 @@ pub(super) struct Input {
     pub(super) name: String,
     /// Bytes it has from here on; `None` when only reading them tells: a pipe, a terminal.
     len_bytes: Option<u64>,
+    /// The first of them, where they had to be read to know how many there are.
+    held: Vec<u8>,
 }
 
 impl Input {
@@ -493,7 +501,20 @@ impl Input {
             file,
             name,
             len_bytes,
+            held: Vec::new(),
         })
+    }
+
+    /// Reads `asked` bytes ahead where nothing else tells whether there are so many.
+    fn hold(&mut self, asked: u64) -> Result<()> {
+        if self.len_bytes.is_some() || asked > HELD_BYTES_MAX {
+            return Ok(());
+        }
+        let mut ahead = (&self.file).take(asked);
+        let read = ahead.read_to_end(&mut self.held);
+        let read = read.with_context(|| format!("reading {}; nothing was written", self.name))?;
+        self.len_bytes = Some(read as u64).filter(|read| *read < asked);
+        Ok(())
     }
 
     /// Whether there is more to read.
