@@ -7,7 +7,9 @@ use std::process::{Command, Output, Stdio};
 
 use capstan_initiator::{Controller, IoError};
 use capstan_tests::host::options;
-use capstan_tests::program::{CLAIMS, Daemon, complaint, own_address, program, told, utf8};
+use capstan_tests::program::{
+    CLAIMS, Daemon, complaint, has_tools, own_address, program, told, utf8,
+};
 use capstan_tests::target::{SUBNQN, TestTarget};
 
 const SIZE: usize = 16 << 20;
@@ -251,4 +253,39 @@ fn a_request_of_the_library_that_leaves_the_namespace_changes_nothing() {
     controller.close();
     drop((volume, controller));
     target.stop();
+}
+
+/// The first page of swap space, of which blkid asks for no more.
+fn swap_header() -> Vec<u8> {
+    let mut page = vec![0; 4096];
+    let last_page = u32::try_from(SIZE / 4096 - 1).unwrap();
+    page[1024..1028].copy_from_slice(&1_u32.to_le_bytes());
+    page[1028..1032].copy_from_slice(&last_page.to_le_bytes());
+    page[4086..].copy_from_slice(b"SWAPSPACE2");
+    page
+}
+
+#[test]
+fn a_bench_that_writes_spares_what_has_a_signature() {
+    let test = "a_bench_that_writes_spares_what_has_a_signature";
+    if !has_tools(test, &["blkid", "wipefs"]) {
+        return;
+    }
+    let setting = Setting::new();
+    let swap = setting.file("swap", &swap_header());
+    told(&setting.run("write", &["-d", &swap], Stdio::null()));
+    let written = setting.written();
+    for rw in ["write", "randwrite", "rw", "randrw"] {
+        // Also where it would begin behind the signature.
+        let args = ["--rw", rw, "--offset", "8m", "--numjobs", "2"];
+        let error = complaint(&setting.run("bench", &args, Stdio::null()));
+        let holds = "namespace 1 holds swap space (swap), and a workload that writes destroys that";
+        assert!(error.contains(holds), "{rw}: {error}");
+        assert_eq!(setting.written(), written, "{rw}");
+    }
+    told(&setting.run("bench", &["--rw", "read"], Stdio::null()));
+    let args = ["--rw", "write", "--bs", "1m", "--force"];
+    told(&setting.run("bench", &args, Stdio::null()));
+    // What a benchmark has left is no reason.
+    told(&setting.run("bench", &["--rw", "write"], Stdio::null()));
 }

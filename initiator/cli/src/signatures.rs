@@ -18,9 +18,9 @@ use super::{gpt, output};
 
 /// Where signatures live at the start of a disk, in bytes: the last that libblkid looks for are
 /// VMFS's at 1 and 2 MiB.
-const HEAD_BYTES: u64 = 4 << 20;
+pub(super) const HEAD_BYTES: u64 = 4 << 20;
 /// The same at the end: RAID, ZFS, the second GPT.
-const TAIL_BYTES: u64 = 1 << 20;
+pub(super) const TAIL_BYTES: u64 = 1 << 20;
 /// LBA size of most disks, in bytes.
 const COMMON_LBA_BYTES: u32 = 512;
 /// `blkid -p`: nothing was found.
@@ -148,6 +148,27 @@ pub(super) fn file_system(
         move || without_signature(&device).with_context(|| format!("reading {name}"))
     })?;
     Ok(Err(content))
+}
+
+/// What has a signature on `device`, in words; `None` where nothing has.
+///
+/// # Errors
+/// As [`file_system`].
+pub(super) fn signature_in_words(device: &Path, tools: &Tools<'_>) -> Result<Option<String>> {
+    let main = match file_system(device, tools)? {
+        Ok(kind) => Some(kind),
+        Err(NoFileSystem::Signatures { main, all }) => {
+            Some(main.unwrap_or_else(|| kinds(&all).join(" and ")))
+        }
+        Err(NoFileSystem::Unknown { .. } | NoFileSystem::Blank { .. }) => None,
+    };
+    Ok(main.map(|kind| match kind.as_str() {
+        "dos" | "gpt" | "PMBR" => format!("a partition table ({kind})"),
+        _ => match used_otherwise(&kind) {
+            Some((name, _)) => format!("{name} ({kind})"),
+            None => kind,
+        },
+    }))
 }
 
 /// Why there is nothing to mount on `device`, which is called `what`, and what to do about it. It

@@ -2,6 +2,7 @@
 //! when a signal asks this process to end.
 
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt as _;
@@ -116,16 +117,20 @@ impl<'a> Tools<'a> {
     }
 }
 
-#[cfg(test)]
 impl Tools<'_> {
-    /// For disks that answer.
-    pub(super) fn patient() -> Self {
-        let patience = Duration::from_secs(600);
+    /// Of a thread that no signal asks to end; each may take so long.
+    pub(super) fn alone(patience: Duration) -> Self {
         Self {
             interrupts: None,
             patience,
             ended_by: Cell::new(None),
         }
+    }
+
+    /// For disks that answer.
+    #[cfg(test)]
+    pub(super) fn patient() -> Self {
+        Self::alone(Duration::from_secs(600))
     }
 }
 
@@ -156,6 +161,7 @@ impl Tool {
         // In a group of its own: ctrl-C and timeout(1) signal that of this process, which decides
         // what that means.
         let child = unblock_signals(command)
+            .env("PATH", search_path())
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -213,6 +219,16 @@ impl Tool {
         thread::sleep(LOOK_EVERY);
         let _ = self.child.try_wait();
     }
+}
+
+/// Where tools are looked for: the tools of disks are in folders that a user's path may lack.
+fn search_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(match path.is_empty() {
+        true => "/usr/bin:/bin:/usr/sbin:/sbin",
+        false => ":/usr/sbin:/sbin",
+    });
+    path
 }
 
 /// Takes what `pipe` has, and closes it at its end.

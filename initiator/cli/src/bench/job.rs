@@ -1,20 +1,19 @@
 //! One job: a thread with an association of its own.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use capstan_initiator::internals::claim::Claim;
 use capstan_initiator::{Completion, DirectQueue, Io, NamespaceInfo, Op, Options, Wire};
 use capstan_memory::Buffer;
 use capstan_reactor::Clock;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 
-use super::super::claim::ShareArgs;
 use super::super::taken::SharedTransport;
 use super::super::warned::of_queue;
+use super::beforehand::{Beforehand, LOOK_BYTES};
 use super::pattern::{Pattern, Random};
 use super::{LAST_IO, LOOK, Progress, stall, verify};
 
@@ -47,30 +46,7 @@ pub(super) struct Plan {
     pub(super) cores: Vec<usize>,
     pub(super) seed: u64,
     /// Of a workload that writes.
-    pub(super) claim: Option<BenchClaim>,
-}
-
-/// The namespace is claimed by the first job that has connected, for all of them.
-#[derive(Clone, Debug)]
-pub(super) struct BenchClaim {
-    share: ShareArgs,
-    held: Arc<Mutex<Option<Claim>>>,
-}
-
-impl BenchClaim {
-    pub(super) fn new(share: ShareArgs) -> Self {
-        let held = Arc::default();
-        Self { share, held }
-    }
-
-    fn hold(&self, options: &Options, namespace: &NamespaceInfo) -> Result<()> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.is_none() {
-            let what = "written to by `capstan bench`";
-            *held = Some(self.share.claim(options, namespace, what)?);
-        }
-        Ok(())
-    }
+    pub(super) beforehand: Option<Beforehand>,
 }
 
 impl Plan {
@@ -78,7 +54,9 @@ impl Plan {
     /// of pages.
     pub(super) fn fit_memory(&mut self) {
         let lease_bytes = (self.bs as usize).next_power_of_two().max(4096);
-        self.options.data_memory_bytes = lease_bytes * (usize::from(self.iodepth) + 1);
+        let look_bytes = self.beforehand.as_ref().map_or(0, |_| LOOK_BYTES as usize);
+        self.options.data_memory_bytes =
+            (lease_bytes * (usize::from(self.iodepth) + 1)).max(look_bytes);
     }
 }
 
@@ -264,12 +242,15 @@ impl Job {
             capstan_reactor::pin_to_core(*core)
                 .with_context(|| format!("--cpus-allowed: core {core}"))?;
         }
-        let queue = plan.transport.connect(&plan.options)?;
+        let mut queue = plan.transport.connect(&plan.options)?;
         let namespace = queue.namespace(plan.nsid)?.clone();
-        if let Some(claim) = &plan.claim {
-            claim.hold(&plan.options, &namespace)?;
+        if let Some(beforehand) = &plan.beforehand {
+            beforehand.claim(&plan.options, &namespace)?;
         }
         let (base, blocks) = part(plan, number, &namespace)?;
+        if let Some(beforehand) = &plan.beforehand {
+            beforehand.look(&mut queue, &namespace)?;
+        }
         let seed = plan.seed ^ u64::from(number) << 48;
         let pattern = match (plan.random, plan.verify || plan.runtime.is_none()) {
             (false, _) => Pattern::sequential(blocks),

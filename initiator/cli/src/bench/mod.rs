@@ -4,6 +4,7 @@
 //! ([`DirectQueue`](capstan_initiator::DirectQueue)): what is measured is the whole path a program
 //! would use, without a hop between threads.
 
+mod beforehand;
 mod job;
 mod pattern;
 pub(super) mod report;
@@ -37,7 +38,8 @@ use super::taken::SharedTransport;
 use super::values::{
     parse_bs, parse_bytes, parse_duration, parse_nsid, parse_some_bytes, parse_time, within, wrong,
 };
-use job::{BenchClaim, Job, JobResult, Plan};
+use beforehand::Beforehand;
+use job::{Job, JobResult, Plan};
 use stall::Stalls;
 
 /// Between two looks at the jobs, and of a job at the signals while no I/O ends.
@@ -60,9 +62,13 @@ pub(crate) struct Bench {
     /// Namespace.
     #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1, value_parser = parse_nsid())]
     namespace_id: u32,
-    /// What to do.
+    /// What to do. All but read and randread write to the namespace: what is on it is lost.
     #[arg(long, value_enum, default_value_t = Workload::Read)]
     rw: Workload,
+    /// Write over a namespace that holds a file system, a partition table or anything else with a
+    /// signature, which is refused without.
+    #[arg(long)]
+    force: bool,
     /// Bytes of one I/O, 512 to 4 MiB.
     #[arg(long, value_name = "BYTES", value_parser = parse_bs, default_value = "4k")]
     bs: u32,
@@ -139,7 +145,7 @@ pub(super) fn random_reads(
         seed: 1,
         options,
         transport: SharedTransport::default(),
-        claim: None,
+        beforehand: None,
     };
     plan.fit_memory();
     let mut job = Job::connect(&plan, 0, Arc::default())?;
@@ -160,16 +166,16 @@ pub(super) fn random_reads(
 pub(crate) enum Workload {
     /// Sequential reads.
     Read,
-    /// Sequential writes.
+    /// Sequential writes, over what is there.
     Write,
     /// Random reads.
     Randread,
-    /// Random writes.
+    /// Random writes, over what is there.
     Randwrite,
-    /// Sequential reads and writes.
+    /// Sequential reads and writes, over what is there.
     #[value(name = "rw", alias = "readwrite")]
     Mixed,
-    /// Random reads and writes.
+    /// Random reads and writes, over what is there.
     Randrw,
 }
 
@@ -302,6 +308,11 @@ impl Bench {
                 "--shared is for workloads that write, and --rw {rw} only reads; leave it out"
             )));
         }
+        if self.force && reads == 100 {
+            return Err(wrong(format!(
+                "--force is for workloads that write, and --rw {rw} only reads; leave it out"
+            )));
+        }
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("sched_getaffinity")?;
         let is_allowed = |core: usize| allowed.is_set(core) == Ok(true);
         if let Some(core) = self.cpus_allowed.iter().find(|core| !is_allowed(**core)) {
@@ -336,10 +347,10 @@ impl Bench {
             cores: self.cpus_allowed.clone(),
             seed: self.randseed,
             transport: SharedTransport::default(),
-            claim: None,
+            beforehand: None,
         };
         if plan.reads_percent < 100 {
-            plan.claim = Some(BenchClaim::new(self.share));
+            plan.beforehand = Some(Beforehand::new(self.share, self.force));
         }
         plan.fit_memory();
         plan
