@@ -25,7 +25,7 @@ capstan_to() { # capstan_to COMMAND OPTION…
 # Writes with checksums, then reads everything back and compares.
 verify() { # verify OPTION…
     local began=$SECONDS
-    capstan_to bench --rw randwrite --verify crc32c "$@" >bench.out || fail "capstan bench $*: $(tail -1 bench.out)"
+    capstan_to bench --rw randwrite --force --verify crc32c "$@" >bench.out || fail "capstan bench $*: $(tail -1 bench.out)"
     cat bench.out
     echo "$((SECONDS - began)) s: $*"
     matches "what bench says" "$(grep verify: bench.out)" 'verify: [1-9][0-9]* blocks? checked, 0 wrong'
@@ -39,7 +39,7 @@ load() { # load NAME SECONDS [OPTION…]
     shift 2
     [[ " $* " == *" --bs "* ]] || set -- "$@" --bs 16k
     begin "$name" ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" -v bench "${PORTAL[@]}" "${AS_HOST[@]}" -n "$SUBSYSTEM" -N 1 -i 2 -c 1 -l 60 \
-        --rw randwrite --iodepth 8 --size 8m --runtime "$seconds" --verify crc32c "$@"
+        --rw randwrite --force --iodepth 8 --size 8m --runtime "$seconds" --verify crc32c "$@"
     within 15 "capstan bench writes" moves /dev/lab1
 }
 
