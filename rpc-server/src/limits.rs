@@ -87,18 +87,19 @@ pub const KEEPALIVE_IDLE_S: u32 = 60;
 /// Time without an answer after which TCP gives a client up, in milliseconds.
 pub const DEAD_CLIENT_TIMEOUT_MS: u32 = 60_000;
 
-/// Receives of all connections of RPC-over-RDMA: 4 for each of 1024, 128 for each of 32.
-pub const RECEIVES: u32 = 4096;
-/// Connections of RPC-over-RDMA.
-pub const RDMA_CONNECTIONS_MAX: u32 = 1024;
+/// Receives of all connections of RPC-over-RDMA: one for each there may be, and beyond that 3 for
+/// each of 1024, or 127 for each of 24.
+pub const RECEIVES: u32 = RDMA_CONNECTIONS_MAX + 3072;
+/// Connections of RPC-over-RDMA: twice as many as one address may have.
+pub const RDMA_CONNECTIONS_MAX: u32 = 2048;
 const _: () = assert!(RDMA_CONNECTIONS_MAX <= RECEIVES);
 /// Bytes of a receive, and of a Send: a page each.
 pub const MESSAGE_BYTES: u32 = INLINE_OFFER_BYTES;
 /// Bytes of the memory of receives and Sends. A call has a receive until it is answered, and then a
 /// Send; a connection has no more Sends than credits. So this is all that connections without calls
-/// can take: 32 MiB.
+/// can take: 40 MiB.
 pub const MESSAGES_BYTES: usize = 2 * (RECEIVES * MESSAGE_BYTES) as usize;
-const _: () = assert!(MESSAGES_BYTES <= 32 << 20);
+const _: () = assert!(MESSAGES_BYTES <= 40 << 20);
 /// Credits that a connection gets with its first reply, if it asks for as many. Further ones come
 /// with their use.
 pub const CREDITS_AT_FIRST: u32 = 8;
@@ -119,7 +120,8 @@ pub const DATA_MIN_BYTES: usize = 2
         + 2 * (CALL_MAX_BYTES as usize).next_multiple_of(1 << 20)
         + 2 * RESULTS_MAX_BYTES as usize);
 const _: () = assert!(DATA_MIN_BYTES == 32 << 20);
-/// What a connection may hold of the memory of data, as a multiple of what is left for others.
+/// What the connections of one address may hold of the memory of data, as a multiple of what is left
+/// for others.
 pub const SHARE_TIMES_FREE: u32 = 1;
 /// RDMA READs that a connection has outstanding, where its client and the device allow as many.
 pub const READS_MAX: u8 = 16;

@@ -103,6 +103,7 @@ impl Server {
             calls: Calls::new(workers, settings.workers),
             peers: Peers::new(
                 settings.connections_max,
+                usize::try_from(settings.rdma_connections_max).unwrap_or(usize::MAX),
                 settings.connections_per_source_max,
             ),
             displaced: Vec::new(),

@@ -42,9 +42,10 @@ pub struct Settings {
     pub worker_name: String,
     /// Connections at a time, of both kinds.
     pub connections_max: usize,
-    /// Of these, those of one IPv4 address or 64-bit IPv6 network.
+    /// Of either kind, those of one IPv4 address or 64-bit IPv6 network, which never has more than
+    /// are left for others.
     pub connections_per_source_max: usize,
-    /// Of these, those of RPC-over-RDMA: 1 to 1024.
+    /// Of all connections, those of RPC-over-RDMA: 1 to 2048.
     pub rdma_connections_max: u32,
     /// Bytes of memory for data that is moved by RDMA: at least 32 MiB. It is mapped where there is
     /// a listener for RDMA.

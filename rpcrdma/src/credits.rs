@@ -114,7 +114,8 @@ impl CreditPool {
     }
 
     /// Receives that no connection has and that no connection to come begins with.
-    fn free(&self) -> u32 {
+    #[must_use]
+    pub fn free(&self) -> u32 {
         let to_come = self.connections_max.saturating_sub(self.connections);
         self.receives
             .saturating_sub(self.held)

@@ -129,7 +129,10 @@ impl Rdma {
             inline_bytes: 0,
         };
         let qp = of.cm.create_qp(id, device.pd(), &config)?;
-        let credits = self.credits.open().ok_or(AcceptError::Connections)?;
+        let (account, credits) = self
+            .shares
+            .join(peer, &self.memory, &mut self.credits)
+            .ok_or(AcceptError::Connections)?;
         let parts = Parts {
             qp: qp.into(),
             number,
@@ -138,7 +141,7 @@ impl Rdma {
             id,
             device: at,
             credits,
-            account: self.memory.data.open_account(),
+            account,
             agreed,
             invalidates: agreed.remote_invalidation,
             reads_max: reads_max.into(),
@@ -186,8 +189,7 @@ impl Rdma {
                 if let Some(Some(device)) = self.devices.get_mut(closed.device) {
                     device.remove(qp);
                 }
-                self.credits.close(closed.credits);
-                self.memory.data.close_account(closed.account);
+                self.leave(closed.peer, closed.credits);
                 Err(error)
             }
         }

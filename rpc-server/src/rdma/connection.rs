@@ -14,6 +14,7 @@ use super::call::{Call, NoBuffers, Refusal, write_of};
 use super::demand::Demand;
 use super::device::{Device, Memory};
 use super::reply::{self, How, Unsendable};
+use super::shares::Shares;
 use super::slots::Slots;
 use super::wr_id::WrId;
 use crate::common::{Common, End};
@@ -27,6 +28,7 @@ pub(super) struct World<'a> {
     pub(super) device: &'a mut Device,
     pub(super) memory: &'a Memory,
     pub(super) credits: &'a mut CreditPool,
+    pub(super) shares: &'a mut Shares,
     /// Calls that wait for buffers, in the order in which they came.
     pub(super) short: &'a mut VecDeque<(ConnectionNumber, u16)>,
     /// Calls that are over, with memory for the lists of others.
@@ -398,10 +400,12 @@ impl Connection {
             requested => requested,
         };
         let wanted = self.demand.of_reply(self.parts.credits.outstanding());
-        let grant = self
-            .parts
-            .credits
-            .reply(world.credits, requested.min(wanted));
+        let grant = world.shares.grant(
+            self.parts.peer,
+            &mut self.parts.credits,
+            world.credits,
+            requested.min(wanted),
+        );
         self.post_receives(grant.post_receives, world)?;
         let credits = grant.credits.to_be_bytes();
         reply.message.copy_from(reply::CREDITS_AT, &credits);
@@ -555,7 +559,6 @@ impl Connection {
         let Parts {
             qp,
             credits,
-            account,
             manager,
             id,
             peer,
@@ -567,7 +570,6 @@ impl Connection {
         drop(ready);
         Closed {
             credits,
-            account,
             manager,
             id,
             peer,
@@ -582,7 +584,6 @@ impl Connection {
 /// What is left of a connection.
 pub(super) struct Closed {
     pub(super) credits: Credits,
-    pub(super) account: Account,
     pub(super) manager: usize,
     pub(super) id: CmId,
     pub(super) peer: SocketAddr,

@@ -16,6 +16,7 @@ mod demand;
 mod device;
 mod manager;
 mod reply;
+mod shares;
 mod slots;
 mod wr_id;
 
@@ -26,7 +27,7 @@ use std::os::fd::RawFd;
 use capstan_memory::{Pages, Short, SlabError};
 use capstan_rdma::ProviderKind;
 use capstan_rdma::contract::{CmError, RdmaError, WcOpcode, WcStatus, WorkCompletion};
-use capstan_rpcrdma::credits::CreditPool;
+use capstan_rpcrdma::credits::{CreditPool, Credits};
 use capstan_rpcrdma::limits::CREDITS_PER_CONNECTION_MAX;
 use rustc_hash::FxHashMap;
 
@@ -34,6 +35,7 @@ use self::call::{Call, Held};
 use self::connection::{Connection, World};
 use self::device::{Device, Memory};
 use self::manager::{Happened, Manager};
+use self::shares::Shares;
 use self::wr_id::WrId;
 use crate::common::{Common, End};
 use crate::limits::{CM_EVENTS_PER_TURN, COMPLETIONS_PER_TURN, LOOK_PERIOD_US, RECEIVES};
@@ -50,6 +52,7 @@ pub(crate) struct Rdma {
     /// Buffers of calls that workers have, of connections that are gone.
     leaving: FxHashMap<(ConnectionNumber, u16), Held>,
     credits: CreditPool,
+    shares: Shares,
     /// Calls that wait for buffers, in the order in which they came.
     short: VecDeque<(ConnectionNumber, u16)>,
     /// Connections whose doorbell is to be rung.
@@ -93,6 +96,7 @@ impl Rdma {
             managers: Vec::new(),
             leaving: FxHashMap::default(),
             credits,
+            shares: Shares::default(),
             short: VecDeque::new(),
             unflushed: Vec::new(),
             completions: vec![WorkCompletion::EMPTY; COMPLETIONS_PER_TURN].into(),
@@ -141,6 +145,7 @@ impl Rdma {
             device: self.devices.get_mut(device)?.as_mut()?,
             memory: &self.memory,
             credits: &mut self.credits,
+            shares: &mut self.shares,
             short: &mut self.short,
             spare: &mut self.spare,
             common,
@@ -162,6 +167,7 @@ impl Rdma {
             device,
             memory: &self.memory,
             credits: &mut self.credits,
+            shares: &mut self.shares,
             short: &mut self.short,
             spare: &mut self.spare,
             common,
@@ -295,7 +301,7 @@ impl Rdma {
                 });
             }
         }
-        // Those of a connection that has its share are passed over, and keep their places.
+        // Those of an address that has its share are passed over, and keep their places.
         let mut passed_over = VecDeque::new();
         while let Some((number, slot)) = self.short.pop_front() {
             let leased = self.with(number, common, |connection, world| {
@@ -369,8 +375,7 @@ impl Rdma {
         if let Some(manager) = self.managers.get_mut(closed.manager) {
             manager.forget(closed.id);
         }
-        self.credits.close(closed.credits);
-        self.memory.data.close_account(closed.account);
+        self.leave(closed.peer, closed.credits);
         for (slot, call) in closed.calls {
             if let Some(held) = call.into_held() {
                 self.leaving.insert((number, slot), held);
@@ -378,6 +383,11 @@ impl Rdma {
         }
         self.short.retain(|(of, _)| *of != number);
         common.end((Wire::Rdma, number), closed.peer, closed.under_way);
+    }
+
+    fn leave(&mut self, peer: SocketAddr, credits: Credits) {
+        let pool = &mut self.credits;
+        self.shares.leave(peer, &self.memory, pool, credits);
     }
 
     /// Ends connections whose clients leave something as it is for too long.

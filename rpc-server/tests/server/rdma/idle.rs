@@ -11,7 +11,7 @@ use capstan_rdma::contract::{
     ReceiveSource, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, Provider};
-use capstan_rpc_server::{Program, Settings};
+use capstan_rpc_server::Program;
 
 use super::{null, rdma};
 use crate::harness::{Running, message};
@@ -141,11 +141,7 @@ fn connect_many(address: SocketAddr) -> Many {
 fn a_thousand_idle_connections_take_little_memory() {
     capstan_reactor::raise_descriptor_limit().unwrap();
     let program = Tester::new();
-    let settings = Settings {
-        rdma_connections_max: 1024,
-        ..rdma()
-    };
-    let server = Running::start_alone(settings, Arc::clone(&program) as Arc<dyn Program>);
+    let server = Running::start_alone(rdma(), Arc::clone(&program) as Arc<dyn Program>);
     let mut client = RdmaClient::connect(server.address(), super::SOCKETS);
     null(&mut client, 1);
     let before = resident_bytes();
