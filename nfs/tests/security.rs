@@ -12,10 +12,11 @@ use capstan_nfs_proto::v4::types::Component;
 
 use support::{Served, path_ops, put};
 
-const SYS: &[Flavor<'static>] = &[Flavor::Other(1)];
+/// AUTH_SYS and AUTH_NONE.
+const TAKEN: &[Flavor<'static>] = &[Flavor::Other(1), Flavor::Other(0)];
 
 #[test]
-fn root_the_flavor_of_an_export_is_auth_sys() {
+fn root_the_flavors_of_an_export_are_those_that_it_takes() {
     let served = Served::new();
     put(&served.path().join("f"), b"", 0, 0o644);
     let mut client = served.client("one");
@@ -25,7 +26,7 @@ fn root_the_flavor_of_an_export_is_auth_sys() {
         [path_ops(&[]), vec![Op::SecInfo(Component(b"f"))]].concat(),
     ] {
         client.run(&ops, |results| {
-            assert_eq!(results.last(), Some(&OpResult::SecInfo(List::of(SYS))));
+            assert_eq!(results.last(), Some(&OpResult::SecInfo(List::of(TAKEN))));
         });
     }
     for ops in [
@@ -37,7 +38,7 @@ fn root_the_flavor_of_an_export_is_auth_sys() {
         [path_ops(&[]), vec![Op::SecInfoNoName(SecinfoStyle::Parent)]].concat(),
     ] {
         client.run(&ops, |results| {
-            let flavors = OpResult::SecInfoNoName(List::of(SYS));
+            let flavors = OpResult::SecInfoNoName(List::of(TAKEN));
             assert_eq!(results.last(), Some(&flavors));
         });
         // Whatever follows finds no filehandle.
