@@ -1,6 +1,7 @@
 //! Attributes of files, what limits a file system, and how attributes are set.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bitflags::bitflags;
 use nix::fcntl::AT_FDCWD;
@@ -69,6 +70,19 @@ pub struct Time {
     pub seconds: i64,
     /// Nanoseconds behind them, less than 10^9.
     pub nanoseconds: u32,
+}
+
+impl Time {
+    /// What this machine's clock says.
+    pub(crate) fn now() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        // A clock before 1970 is one that was never set.
+        let since = since.unwrap_or_default();
+        Self {
+            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: since.subsec_nanos(),
+        }
+    }
 }
 
 impl From<libc::statx_timestamp> for Time {

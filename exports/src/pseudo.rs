@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
+use crate::attributes::Time;
 use crate::handle::{ExportId, PseudoId};
 use crate::name::{Name, NameProblem, NameRule};
 
@@ -71,6 +72,7 @@ pub struct PseudoTree {
     directories: HashMap<PseudoId, Directory>,
     above: HashMap<ExportId, PseudoId>,
     change: u64,
+    since: Time,
 }
 
 /// Export whose path is below the path of another one.
@@ -147,6 +149,7 @@ impl PseudoTree {
             directories: HashMap::from([(id_of(&[]), Directory::default())]),
             above: HashMap::new(),
             change: 0,
+            since: Time::now(),
         };
         let mut nested = Vec::new();
         let mut paths = HashMap::from([(id_of(&[]), Vec::new())]);
@@ -275,9 +278,15 @@ impl PseudoTree {
     }
 
     /// A number that is another one when other exports or paths are there, and the same in every
-    /// run while they are: change attribute of all directories, and verifier of their cookies.
+    /// run while they are: verifier of the cookies of all directories.
     pub const fn change(&self) -> u64 {
         self.change
+    }
+
+    /// When the tree was made, at the start or by a reload: what a client may see of it can be
+    /// something else since, also with the same exports.
+    pub const fn since(&self) -> Time {
+        self.since
     }
 }
 

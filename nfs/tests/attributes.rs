@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::time::SystemTime;
 
 use capstan_exports::clients::{Access, Squash};
 use capstan_exports::name::NameRule;
@@ -299,4 +300,39 @@ fn root_a_file_that_is_open_has_its_handle_after_its_last_name_is_gone() {
     });
     drop(open);
     assert_eq!(client.status(&[put]), Status::STALE);
+}
+
+/// A client sees by it that other exports may be there, or others that it may use.
+#[test]
+fn root_the_directories_above_exports_are_as_old_as_the_last_reload() {
+    let clock = || {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        i64::try_from(since.unwrap().as_secs()).unwrap()
+    };
+    let start = clock();
+    let served = Served::new();
+    let mut client = served.client("one");
+    let mut look = || {
+        client.all_attributes(&[Op::PutRootFh], |all| {
+            let times = [all.time_access, all.time_metadata, all.time_modify];
+            let [accessed, changed, modified] = times.map(Option::unwrap);
+            assert!(accessed == changed && changed == modified);
+            assert!((start..=clock()).contains(&changed.seconds), "{changed:?}");
+            (all.change.unwrap(), (changed.seconds, changed.nseconds))
+        })
+    };
+    let first = look();
+    assert_eq!(look(), first);
+    let exports = served.service.exports();
+    let settings = exports
+        .all()
+        .iter()
+        .map(|of| of.settings().clone())
+        .collect();
+    exports.reload(settings).unwrap();
+    let reloaded = look();
+    assert!(
+        reloaded.0 != first.0 && reloaded.1 > first.1,
+        "{reloaded:?}"
+    );
 }

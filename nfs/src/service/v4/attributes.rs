@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use capstan_exports::attributes::{NameLimits, Space};
+use capstan_exports::attributes::{NameLimits, Space, change_of};
 use capstan_exports::name::NameRule;
 use capstan_exports::{
     Attributes as FileAttributes, Export, ExportId, FileSystemId, FileType, Node, PseudoId, Rights,
@@ -323,10 +323,7 @@ impl Context<'_> {
         shared.0.fsid = Some(PSEUDO_FSID);
         shared.0.fs_charset_cap = Some(FS_CHARSET_CAP_ALLOWS_ONLY_UTF8);
         shared.0.xattr_support = Some(false);
-        let start = capstan_exports::Time {
-            seconds: 0,
-            nanoseconds: 0,
-        };
+        let since = tree.since();
         let file = FileAttributes {
             file_type: FileType::Directory,
             mode: 0o555,
@@ -338,14 +335,14 @@ impl Context<'_> {
             io_bytes: 0,
             device: (0, 0),
             file_id: directory.0,
-            accessed: start,
-            modified: start,
-            changed: start,
+            accessed: since,
+            modified: since,
+            changed: since,
             born: None,
-            change: tree.change(),
+            change: change_of(since),
         };
         let mut all = shared.with_file(&file, directory.0, handle);
-        // The paths of exports have no time, and another one with the same would not be noticed.
+        // The clock may have been set back between two starts.
         all.change_attr_type = Some(ChangeAttrType::Undefined);
         Ok(all)
     }
