@@ -2,8 +2,6 @@
 
 use capstan_nvme_proto::log::CriticalWarning;
 
-use crate::words::Word;
-
 /// Each bit of the Critical Warning field (NVMe Base 2.1, section 5.1.12.1.3) in words.
 #[must_use]
 pub fn warning_words(warning: CriticalWarning) -> String {
@@ -35,12 +33,8 @@ pub fn warning_words(warning: CriticalWarning) -> String {
 /// The medium of a namespace, and where it is asked about.
 #[derive(Clone, Copy, Debug)]
 pub struct Medium<'a> {
-    /// Address of the target.
-    pub traddr: &'a str,
-    /// Its port.
-    pub trsvcid: u16,
-    /// The subsystem.
-    pub subnqn: &'a str,
+    /// The options that mean its connection ([`Way`](crate::way::Way)).
+    pub way: &'a str,
     /// The namespace.
     pub nsid: u32,
 }
@@ -52,8 +46,7 @@ impl Medium<'_> {
         if warning.is_empty() {
             return None;
         }
-        let Self { nsid, trsvcid, .. } = self;
-        let (ip, port, subnqn) = (Word::new(self.traddr), trsvcid, Word::new(self.subnqn));
+        let Self { way, nsid } = self;
         let words = warning_words(warning);
         let after_a_loss = match warning.contains(CriticalWarning::RELIABILITY) {
             true => {
@@ -65,7 +58,7 @@ impl Medium<'_> {
         Some(format!(
             "the controller warns of the medium of namespace {nsid}: {words} (critical warning {warning:#x}); the target's log \
              and `capstan-target doctor` there say why and what to do{after_a_loss}, and \
-             `capstan smart-log -a {ip} -s {port} -n {subnqn} -N {nsid}` whether it is over"
+             `capstan smart-log {way} -N {nsid}` whether it is over"
         ))
     }
 }
@@ -79,15 +72,13 @@ mod tests {
     #[test]
     fn a_warning_names_what_asks_again_and_what_the_operator_does() {
         let medium = Medium {
-            traddr: "fe80::1%eth0",
-            trsvcid: 4420,
-            subnqn: "a disk",
+            way: "-a fe80::1%eth0 -s 4420 -n 'a disk' -t tcp",
             nsid: 3,
         };
         assert_eq!(medium.warned_of(CriticalWarning::empty()), None);
         let told = medium.warned_of(CriticalWarning::RELIABILITY).unwrap();
         for words in [
-            "`capstan smart-log -a fe80::1%eth0 -s 4420 -n 'a disk' -N 3`",
+            "`capstan smart-log -a fe80::1%eth0 -s 4420 -n 'a disk' -t tcp -N 3`",
             "critical warning 0x4",
             "`capstan-target doctor`",
             "`capstan-target clear-lost-writes PATH`",

@@ -91,6 +91,7 @@ mod shortage;
 mod transports;
 mod variables;
 mod volume;
+mod way;
 mod wire;
 mod words;
 
@@ -240,6 +241,9 @@ pub mod internals {
     }
     pub mod variables {
         pub use crate::variables::check;
+    }
+    pub mod way {
+        pub use crate::way::Way;
     }
     pub mod wire {
         pub use crate::wire::WireFields;

@@ -60,6 +60,11 @@ names! {
     OverIwarp => "ProviderPreference::Iwarp",
     /// [`Transport::Tcp`](crate::Transport::Tcp).
     OverTcp => "Transport::Tcp",
+    /// What takes [`Transport::Rdma`](crate::Transport::Rdma) in place of the transport of this
+    /// association.
+    TryRdma => "Transport::Rdma",
+    /// The same for [`Transport::Tcp`](crate::Transport::Tcp).
+    TryTcp => "Transport::Tcp",
     /// [`ReplayWrites::Immediate`](crate::ReplayWrites::Immediate).
     ReplayImmediate => "ReplayWrites::Immediate",
     /// [`DirectQueue::discover`](crate::DirectQueue::discover) at the same address.

@@ -33,7 +33,12 @@ impl TakenTransport {
     /// RDMA or TCP.
     #[must_use]
     pub fn transport(&self) -> Transport {
-        self.candidate.wire(ProviderPreference::Auto).0
+        self.wire(ProviderPreference::Auto).0
+    }
+
+    /// The transport and, of RDMA, the provider; `provider` where it has none.
+    pub(crate) fn wire(&self, provider: ProviderPreference) -> (Transport, ProviderPreference) {
+        self.candidate.wire(provider)
     }
 
     /// What was taken and why, in one line for people.
@@ -45,7 +50,7 @@ impl TakenTransport {
     /// `options` with what was taken in place of [`Transport::Auto`].
     #[must_use]
     pub fn in_options(&self, options: Options) -> Options {
-        let (transport, provider) = self.candidate.wire(options.provider);
+        let (transport, provider) = self.wire(options.provider);
         Options {
             transport,
             provider,

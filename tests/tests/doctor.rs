@@ -5,8 +5,11 @@ use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use capstan_tests::program::{Daemon, complaint, own_address, program, told, utf8};
+use capstan_tests::program::{
+    Daemon, Machine, complaint, has_disks, own_address, program, told, utf8,
+};
 use capstan_tests::target::{SUBNQN, TestTarget};
 use serde_json::Value;
 
@@ -130,11 +133,14 @@ fn without_a_subsystem_that_is_offered_nothing_is_tried() {
          [[subsystem]]\nnqn = \"{SUBNQN}\"\nallowed_hosts = [\"nqn.2026-11.org.example:other\"]\n\
          [[subsystem.namespace]]\nram = \"1MiB\"\n"
     ));
-    let (report, _) = doctor(target.addresses[0], &[]);
-    let reads = check(&report, "reads")["seen"].as_str().unwrap();
-    assert!(
-        reads.starts_with("not tried: the target offers no subsystem to host "),
-        "{reads}"
+    let (report, output) = doctor(target.addresses[0], &[]);
+    let why = "not tried: the target offers no subsystem to host ";
+    assert_error(&report, &output, "reads", why);
+    assert_error(
+        &report,
+        &output,
+        "reads",
+        "`capstan discover -a 127.0.0.1 -s ",
     );
     assert!(!has(&report, "latency"));
     target.stop();
@@ -479,4 +485,43 @@ fn root_who_this_host_is_is_looked_at_without_a_target() {
     let warned = "/etc/nvme/hostnqn is empty, and this host is known by what is made without it";
     assert!(said.contains(warned), "{said}");
     assert_eq!(check(&report, "host NQN")["verdict"], "ok");
+}
+
+/// Followed word for word, it meets what the disk meets: not another transport that would do.
+#[test]
+fn what_doctor_says_of_an_attached_disk_asks_for_its_connection() {
+    let test = "what_doctor_says_of_an_attached_disk_asks_for_its_connection";
+    if !has_disks(test, &[]) {
+        return;
+    }
+    let at = own_address();
+    let ip = at.ip().to_string();
+    let daemon = Daemon::start("ram:16MiB", 4096, at);
+    let machine = Machine::new(at);
+    let way = format!("-a {ip} -s 4420 -n {SUBNQN} -t tcp --hdr-digest");
+    let words: Vec<_> = way.split(' ').collect();
+    let device = told(&machine.run("attach", &words));
+    let device = device.trim();
+    daemon.kill();
+    let step = format!("mend: capstan doctor {way}; where other options lead to the target: ");
+    let until = Instant::now() + Duration::from_secs(20);
+    let said = loop {
+        let output = machine.run("doctor", &[]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        if said.contains("mend: capstan doctor") {
+            break said;
+        }
+        assert!(Instant::now() < until, "{said}");
+    };
+    assert!(said.contains(&step), "{said}");
+    assert!(said.contains(&format!("capstan detach {device}")), "{said}");
+    // The target is back, and speaks the other transport.
+    let args = ["--export", "ram:16MiB", "--lba", "4096", "--listen"];
+    let listen = at.to_string();
+    let rest = [&*listen, "--nqn", SUBNQN, "--transports", "rdma"];
+    let daemon = Daemon::serve(&[&args[..], &rest[..]].concat());
+    let error = complaint(&machine.run("doctor", &words));
+    assert!(error.contains("checks failed"), "{error}");
+    told(&machine.run("detach", &["--force", device]));
+    assert!(daemon.stop().success());
 }

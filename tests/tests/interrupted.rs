@@ -316,7 +316,7 @@ fn a_write_that_is_interrupted_says_what_it_has_written() {
     for words in [
         "the first ",
         utf8(&fifo),
-        "are written, and not flushed (`capstan flush`",
+        "are written, and not flushed (`capstan flush -a ",
         "ended by SIGTERM",
     ] {
         assert!(stderr.contains(words), "{words}: {stderr}");

@@ -24,7 +24,10 @@ const CRATES: [&str; 11] = [
 ];
 
 /// What stands for a value in a quoted command, and a value.
-const VALUES: [(&str, &str); 11] = [
+const VALUES: [(&str, &str); 14] = [
+    ("{way}{nsid}", "-a ::1 -n nqn.a"),
+    ("{way}", "-a ::1 -n nqn.a"),
+    ("{at}", "-a ::1"),
     ("{COMMAND}", "serve-fuse"),
     ("{FOLDER_OPTION}", "--volume-dir"),
     ("{folder}", "/tmp"),

@@ -112,7 +112,7 @@ fn the_discovery_subsystem_is_no_place_for_io_and_what_has_namespaces_is_named()
         let said = complaint(&capstan(command, &ip, at.port(), &more));
         for words in [
             "is a discovery subsystem, which has no namespaces",
-            "`capstan discover`",
+            "`capstan discover -a ",
         ] {
             assert!(said.contains(words), "{command}: {said}");
         }

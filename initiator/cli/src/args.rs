@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use capstan_initiator::identity::{Identity, IdentityError};
+use capstan_initiator::internals::way::Way;
 use capstan_initiator::options::NR_IO_QUEUES_MAX;
 use capstan_initiator::{DirectQueue, Options, ProviderPreference, ReplayWrites, TakenTransport};
 use capstan_initiator::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
@@ -187,6 +188,30 @@ impl ConnectArgs {
         })
     }
 
+    /// What these mean, for commands that texts name.
+    pub(crate) fn way(&self) -> Way {
+        Way {
+            traddr: self.traddr.clone(),
+            trsvcid: self.trsvcid,
+            subnqn: self.nqn.clone(),
+            transport: self.library_transport(),
+            provider: self.preference(),
+            header_digest: self.hdr_digest,
+            data_digest: self.data_digest,
+            hostnqn: self.hostnqn.clone(),
+            hostid: self.hostid.clone(),
+            host_traddr: self.host_traddr,
+        }
+    }
+
+    fn library_transport(&self) -> capstan_initiator::Transport {
+        match self.transport {
+            Transport::Rdma => capstan_initiator::Transport::Rdma,
+            Transport::Tcp => capstan_initiator::Transport::Tcp,
+            Transport::Auto => capstan_initiator::Transport::Auto,
+        }
+    }
+
     /// These with the transport that was taken.
     pub(crate) fn over(&self, options: &Options) -> Self {
         let transport = match options.transport {
@@ -259,11 +284,7 @@ impl ConnectArgs {
 
     fn over_transport(&self, options: Options) -> Options {
         Options {
-            transport: match self.transport {
-                Transport::Rdma => capstan_initiator::Transport::Rdma,
-                Transport::Tcp => capstan_initiator::Transport::Tcp,
-                Transport::Auto => capstan_initiator::Transport::Auto,
-            },
+            transport: self.library_transport(),
             provider: self.preference(),
             header_digest: self.hdr_digest,
             data_digest: self.data_digest,

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::CommandData;
+use capstan_initiator::names::Name;
 use capstan_initiator::{ConnectError, DirectQueue};
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::identify::{
@@ -315,7 +316,7 @@ pub(super) fn not_active(queue: &mut DirectQueue, nsid: u32) -> Error {
             let more = if nsids.len() > TOLD_MAX { ", …" } else { "" };
             format!("expected one of {}{more}", told.join(", "))
         }
-        Err(_) => "expected one that `capstan list-ns` shows".to_owned(),
+        Err(_) => format!("expected one that {} shows", Name::Namespaces),
     };
     anyhow!("namespace {nsid} is not active; {expected}")
 }

@@ -272,6 +272,13 @@ fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
         .subcommand()
         .and_then(|(_, matches)| idle::value(matches, "output_format"));
     let is_for_programs = format == Some(OutputFormat::Json);
+    if let Some((name, matches)) = matches.subcommand()
+        && matches.try_contains_id("traddr").is_ok_and(|has| has)
+        && let Ok(connect) = args::ConnectArgs::from_arg_matches(matches)
+    {
+        let nsid = idle::value(matches, "namespace_id");
+        named::connection(name, &connect.way(), nsid);
+    }
     Cli::from_arg_matches(&matches).map(|cli| Cli {
         is_for_programs,
         ..cli

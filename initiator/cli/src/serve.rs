@@ -13,6 +13,7 @@ use capstan_initiator::front_ends::nbd::{self, NbdFrontEnd, NbdSocket, STRING_BY
 use capstan_initiator::internals::disk::loop_process::{self, LoopRequest};
 use capstan_initiator::internals::disk::record::VolumeDir;
 use capstan_initiator::internals::disk::serve::{self, DiskOptions};
+use capstan_initiator::names::Name;
 use capstan_initiator::{Controller, allocation};
 use clap::Args;
 use nix::unistd::{dup2_stdout, setsid};
@@ -77,7 +78,10 @@ impl ServeNbd {
                     say_taken(&options, taken);
                 }
                 let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
-                    bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
+                    bail!(
+                        "namespace {nsid} is gone; {} shows those that are there",
+                        Name::Namespaces
+                    );
                 };
                 let geometry = Geometry {
                     holes: allocation::is_reported(&controller, nsid),

@@ -8,6 +8,7 @@ use capstan_initiator::error::IoError;
 use capstan_initiator::internals::disk::control::{Answer, Request, ask_within};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir};
 use capstan_initiator::internals::health::Medium;
+use capstan_initiator::internals::way::Way;
 use capstan_initiator::{DirectQueue, Options};
 use capstan_nvme_proto::log::{CriticalWarning, HealthLog, LogPageId};
 
@@ -30,9 +31,7 @@ pub(super) fn of_queue(
         return error;
     }
     let medium = Medium {
-        traddr: &options.traddr,
-        trsvcid: options.trsvcid,
-        subnqn: options.subnqn.as_str(),
+        way: &Way::of(options).to_string(),
         nsid,
     };
     let page = logs::log_page(queue, LogPageId::HEALTH, nsid, logs::HEALTH_BYTES);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 use capstan_initiator::internals::words::Count;
+use capstan_initiator::names::Name;
 use capstan_initiator::{DirectQueue, IoError};
 
 /// What is known of it while I/Os are in progress, in bytes of the input.
@@ -48,10 +49,10 @@ impl fmt::Display for Written {
             }
             _ => write!(f, "the first {first} bytes of {name} are written")?,
         }
-        f.write_str(match self.is_durable {
-            true => " and durable",
-            false => ", and not flushed (`capstan flush` makes them durable)",
-        })?;
+        match self.is_durable {
+            true => f.write_str(" and durable")?,
+            false => write!(f, ", and not flushed ({} makes them durable)", Name::Flush)?,
+        }
         match behind {
             0 => Ok(()),
             _ => write!(f, "; of the {behind} bytes behind them some may be"),
@@ -149,13 +150,13 @@ mod tests {
         unanswered.ended(0, &Ok(())).unwrap();
         assert_eq!(
             written.to_string(),
-            "the first 200 bytes of FILE are written, and not flushed (`capstan flush` makes them durable); of the 100 \
+            "the first 200 bytes of FILE are written, and not flushed (Volume::flush makes them durable); of the 100 \
              bytes behind them some may be"
         );
         unanswered.ended(200, &Ok(())).unwrap();
         assert_eq!(
             written.to_string(),
-            "the first 300 bytes of FILE are written, and not flushed (`capstan flush` makes them durable)"
+            "the first 300 bytes of FILE are written, and not flushed (Volume::flush makes them durable)"
         );
     }
 }

@@ -69,7 +69,7 @@ fn reject_hint(status: RejectStatus) -> String {
         // There is only the one format that was sent.
         RejectStatus::INVALID_RECFMT => format!(
             "this listener may speak NVMe/TCP only: try {}, or let it speak RDMA (transports of its [[listener]])",
-            Name::OverTcp
+            Name::TryTcp
         ),
         RejectStatus::INVALID_QID => {
             format!("lower {} to what the target allows", Name::NrIoQueues)
@@ -154,7 +154,7 @@ pub(super) fn hangs_in_setup() -> String {
 pub(crate) fn rdma_only() -> String {
     format!(
         "this listener may speak NVMe/RDMA only: try {}, or let it speak NVMe/TCP (transports of its [[listener]])",
-        Name::OverRdma
+        Name::TryRdma
     )
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use capstan_doctor::Check;
 use capstan_initiator::internals::disk::control::{Answer, Request, ask};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::internals::words::{Word, word_of};
+use capstan_initiator::internals::words::word_of;
 
 use super::super::disk::{ending, is_gone};
 use super::super::interrupt::within;
@@ -70,14 +70,11 @@ fn volume(dir: &VolumeDir, record: &Record) -> Check {
         ("live", None) => Check::ok(name, seen),
         ("live", Some(_)) => Check::warning(name, seen, EXPECTED, log),
         ("reconnecting" | "connecting" | "setting up", _) => {
-            let Record {
-                traddr,
-                trsvcid,
-                subnqn,
-                ..
-            } = record;
-            let (traddr, subnqn) = (Word::new(traddr), Word::new(subnqn));
-            let why = format!("capstan doctor -a {traddr} -s {trsvcid} -n {subnqn}");
+            let (way, device) = (&record.way, word_of(&record.device));
+            let why = format!(
+                "capstan doctor {way}; where other options lead to the target: capstan detach {device}, and attach it with \
+                 those"
+            );
             Check::warning(name, seen, EXPECTED, why)
         }
         _ => Check::error(name, seen, EXPECTED, log),

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use capstan_doctor::{Check, Verdict};
+use capstan_initiator::names::Name;
 use capstan_initiator::{ConnectError, DirectQueue, Wire};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType};
 use capstan_nvme_proto::nqn::Nqn;
@@ -107,7 +108,13 @@ pub(super) fn connect(reached: &mut Reached, checks: &mut Vec<Check>) -> Option<
     let names = match &reached.offered {
         Some(offers) if offers.here.is_empty() => {
             let why = offers.why_none(&reached.identity.hostnqn);
-            checks.push(Check::ok("reads", format!("not tried: the target {why}")));
+            // Nothing was found out of what was asked for.
+            checks.push(Check::error(
+                "reads",
+                format!("not tried: the target {why}"),
+                "a subsystem that this host can read from",
+                format!("{} shows what it is offered", Name::Discover),
+            ));
             return None;
         }
         Some(offers) => offers.here.clone(),
@@ -161,7 +168,7 @@ fn connect_to_named(
                 "subsystem",
                 seen,
                 "an NQN",
-                "capstan discover",
+                Name::Discover.to_string(),
             ));
             return Ok(None);
         }

@@ -3,6 +3,7 @@
 use capstan_doctor::Check;
 use capstan_initiator::NamespaceInfo;
 use capstan_initiator::error::IoError;
+use capstan_initiator::internals::way::Way;
 use capstan_initiator::{DirectQueue, Io, Op, WindowsClosed};
 use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;
@@ -20,12 +21,13 @@ const LOG: &str = "see the target's log: journalctl -u capstan-target";
 pub(super) fn exercise(
     mut queue: DirectQueue,
     nsid: u32,
+    way: &Way,
     checks: &mut Vec<Check>,
 ) -> Option<NamespaceInfo> {
     let namespace = match queue.namespace(nsid) {
         Ok(namespace) => namespace.clone(),
         Err(error) => {
-            let mend = "capstan list-ns; give one with -N";
+            let mend = format!("capstan list-ns {way}; give one that it shows with -N");
             checks.push(Check::error(
                 "namespace",
                 error.to_string(),

@@ -107,12 +107,13 @@ impl Doctor {
         if connection::discover(&mut reached, &mut checks)
             && let Some(mut queue) = connection::connect(&mut reached, &mut checks)
         {
-            checks.push(health::health(&mut queue));
+            let way = reached.connect.way();
+            checks.push(health::health(&mut queue, &way));
             let mut readable = queue.namespaces().iter().filter(|n| n.unusable.is_none());
             let first = readable.next().map(|namespace| namespace.nsid);
             // Without any, the first there could be is said not to be there.
             let nsid = self.namespace_id.or(first).unwrap_or(1);
-            if let Some(namespace) = exercise::exercise(queue, nsid, &mut checks) {
+            if let Some(namespace) = exercise::exercise(queue, nsid, &way, &mut checks) {
                 measure::measure(&reached.connect, &namespace, &mut checks);
             }
         }

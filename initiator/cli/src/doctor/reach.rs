@@ -11,7 +11,7 @@ use capstan_initiator::internals::identity::empty_files;
 use capstan_initiator::{Options, TakenTransport};
 use capstan_rdma::choose;
 
-use super::super::args::{ConnectArgs, Transport};
+use super::super::args::{ConnectArgs, Provider, Transport};
 use super::super::offers::Offers;
 
 /// What the way to the target is.
@@ -48,7 +48,7 @@ impl Reached {
 }
 
 /// The host NQN, which has the host identifier in it where it has a UUID.
-fn host_nqn(identity: &Identity) -> Check {
+fn host_nqn(identity: &Identity, or_give: &str) -> Check {
     const NAME: &str = "host NQN";
     let name = identity.hostnqn.as_str();
     match identity.hostnqn.uuid() {
@@ -56,7 +56,7 @@ fn host_nqn(identity: &Identity) -> Check {
             NAME,
             format!("{name}, with host identifier {}", identity.hostid),
             "a host identifier that is the UUID in the host NQN",
-            format!("echo {uuid} > /etc/nvme/hostid, or give --hostid {uuid}"),
+            format!("echo {uuid} > /etc/nvme/hostid, or give --hostid {uuid}{or_give}"),
         ),
         _ => Check::ok(NAME, name),
     }
@@ -66,11 +66,14 @@ fn host_nqn(identity: &Identity) -> Check {
 pub(super) fn this_host() -> Vec<Check> {
     let mut checks = Vec::new();
     checks.extend(empty());
-    who(Identity::find(None, None).map_err(Error::from), &mut checks);
+    let found = Identity::find(None, None).map_err(Error::from);
+    who(found, TO_COMMANDS, &mut checks);
     checks
 }
 
 const EXPECTED: &str = "an NQN and a UUID";
+/// Without an address, `doctor` takes no option of a connection.
+const TO_COMMANDS: &str = " to each command that connects";
 
 /// Files that would say who this host is, and say nothing.
 fn empty() -> impl Iterator<Item = Check> {
@@ -79,19 +82,20 @@ fn empty() -> impl Iterator<Item = Check> {
 }
 
 /// Who this host is; `None` when that cannot be told.
-fn who(found: Result<Identity>, checks: &mut Vec<Check>) -> Option<Identity> {
+fn who(found: Result<Identity>, or_give: &str, checks: &mut Vec<Check>) -> Option<Identity> {
     match found {
         Ok(identity) => {
-            checks.push(host_nqn(&identity));
+            checks.push(host_nqn(&identity, or_give));
             Some(identity)
         }
         Err(error) => {
             let remedy = match error.downcast_ref() {
                 Some(IdentityError::HostId { from, .. }) if from.starts_with('/') => {
-                    format!("uuidgen > {from}, or give --hostid")
+                    format!("uuidgen > {from}, or give --hostid{or_give}")
                 }
-                _ => "nvme gen-hostnqn > /etc/nvme/hostnqn, or give --hostnqn and --hostid"
-                    .to_owned(),
+                _ => format!(
+                    "nvme gen-hostnqn > /etc/nvme/hostnqn, or give --hostnqn and --hostid{or_give}"
+                ),
             };
             let seen = format!("{error:#}");
             checks.push(Check::error("host NQN", seen, EXPECTED, remedy));
@@ -105,7 +109,7 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
     if connect.hostnqn.is_none() {
         checks.extend(empty());
     }
-    let identity = who(connect.identity(), checks)?;
+    let identity = who(connect.identity(), "", checks)?;
     let addresses = match connect.discovery_options(&identity).socket_addrs() {
         Ok(addresses) => addresses,
         Err(error) => {
@@ -142,11 +146,15 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
     let (kind, why) = match choose(connect.preference(), address.ip()) {
         Ok(chosen) => chosen,
         Err(error) => {
+            let through_iwarp = ConnectArgs {
+                provider: Provider::Iwarp,
+                ..connect.clone()
+            };
             checks.push(Check::error(
                 "provider",
                 error.to_string(),
                 "a provider that reaches the target",
-                "--provider iwarp",
+                format!("capstan doctor {}", through_iwarp.way()),
             ));
             return None;
         }

@@ -112,9 +112,7 @@ fn read(controller: &Controller, nsid: u32) -> Warning {
 
 fn in_words(warning: CriticalWarning, record: &Record) -> Option<String> {
     let medium = Medium {
-        traddr: &record.traddr,
-        trsvcid: record.trsvcid,
-        subnqn: &record.subnqn,
+        way: &record.way,
         nsid: record.nsid,
     };
     medium.warned_of(warning)

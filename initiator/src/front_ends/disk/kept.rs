@@ -88,6 +88,7 @@ mod tests {
             nsid: 1,
             traddr: "127.0.0.1".to_owned(),
             trsvcid: 4420,
+            way: "-a 127.0.0.1 -s 4420".to_owned(),
             transport: None,
             transport_why: None,
             wire: crate::wire::WireFields::default(),

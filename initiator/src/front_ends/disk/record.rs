@@ -118,6 +118,10 @@ pub struct Record {
     pub traddr: String,
     /// Its port.
     pub trsvcid: u16,
+    /// The options of `capstan` that mean its connection, transport and digests included; empty
+    /// where an older version has attached it.
+    #[serde(default)]
+    pub way: String,
     /// The transport of its association, `rdma` or `tcp`, which stays the same; `None` until it is
     /// known.
     #[serde(default)]
@@ -361,6 +365,7 @@ mod tests {
             nsid: 1,
             traddr: "127.0.0.1".to_owned(),
             trsvcid: 4420,
+            way: "-a 127.0.0.1 -s 4420".to_owned(),
             transport: Some("tcp".to_owned()),
             transport_why: None,
             wire: crate::wire::WireFields::default(),

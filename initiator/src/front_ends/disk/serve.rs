@@ -34,6 +34,7 @@ use crate::front_ends::unwritten::SharedUnwritten;
 use crate::host::AssociationStatus;
 use crate::options::Options;
 use crate::transports::TakenTransport;
+use crate::way::Way;
 use crate::wire::WireFields;
 
 /// Data memory of a disk's association, in bytes: the landing place of FUSE writes (1 MiB) and
@@ -273,6 +274,7 @@ fn attach(
         options.traddr.clone(),
         options.trsvcid,
     );
+    let way = Way::of(&options);
     let process = Process::this().map_err(system("/proc/self/stat"))?;
     let mut record = Record {
         process,
@@ -282,6 +284,7 @@ fn attach(
         nsid: disk.nsid,
         traddr: traddr.clone(),
         trsvcid,
+        way: way.to_string(),
         transport: None,
         transport_why: None,
         wire: WireFields::default(),
@@ -306,6 +309,9 @@ fn attach(
     let taken = snapshot.taken.as_ref();
     let transport = taken.map_or(transport, TakenTransport::transport);
     record.transport = Some(transport.name().to_owned());
+    if let Some(taken) = taken {
+        record.way = way.over(taken).to_string();
+    }
     record.transport_why = taken.map(|taken| taken.in_words(&traddr, trsvcid));
     record.wire = WireFields::of(snapshot.wire.as_ref());
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
