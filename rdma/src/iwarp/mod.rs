@@ -67,6 +67,7 @@ pub mod wire;
 
 pub use cm::{OtherStream, OtherStreams};
 pub use config::{Config, CrcUse, FpduSize};
+pub use link::socket::can_listen;
 pub(crate) use memory::Domain;
 pub use provider::Provider;
 pub(crate) use qp::QpHandle;

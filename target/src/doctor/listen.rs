@@ -1,9 +1,10 @@
 //! A listener of the configuration: what hosts connect by there, and whether its port is free.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 use capstan_config::{Config, Listener};
 use capstan_doctor::{Check, Machine, Verdict};
+use capstan_rdma::iwarp::can_listen;
 use nix::errno::Errno;
 
 use crate::listen_error::{Obstacle, obstacle};
@@ -148,7 +149,8 @@ impl<'a> Listen<'a> {
         if self.listener.address.port() == 0 {
             return None;
         }
-        let error = TcpListener::bind(address).err()?;
+        // As a start makes it: a socket of IPv4 is not in the way of one of IPv6.
+        let error = can_listen(address).err()?;
         let errno = error.raw_os_error().map(Errno::from_raw);
         let obstacle = obstacle(self.machine, address, errno, &error.to_string());
         Some((errno, obstacle))
@@ -172,6 +174,8 @@ impl<'a> Listen<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{SocketAddr, TcpListener};
+
     use capstan_config::Config;
     use capstan_doctor::Machine;
 
@@ -184,6 +188,27 @@ mod tests {
              [[subsystem.namespace]]\nram = \"1MiB\"\n"
         ))
         .unwrap()
+    }
+
+    /// A start takes the port of IPv6 for itself alone.
+    #[test]
+    fn a_socket_of_ipv4_is_not_in_the_way_of_every_address_of_ipv6() {
+        let taken = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let config = Config::from_toml(&format!(
+            "[[listener]]\naddress = \"::\"\nport = {port}\nprovider = \"iwarp\"\n\
+             [[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\nram = \"1MiB\"\n"
+        ))
+        .unwrap();
+        let machine = Machine::here();
+        let listen = &Listen::all(&machine, &config)[0];
+        assert_eq!(listen.port_in_use(), None);
+        // One of IPv6 is, whatever it takes besides.
+        let same = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, port));
+        drop(taken);
+        let _taken = TcpListener::bind(same).unwrap();
+        assert!(listen.port_in_use().is_some());
     }
 
     fn serves(listener: &str) -> String {

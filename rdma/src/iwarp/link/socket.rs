@@ -127,6 +127,15 @@ pub(in crate::iwarp) fn listener(addr: SocketAddr, backlog: u32) -> io::Result<T
     Ok(TcpListener::from(fd))
 }
 
+/// Whether a listener of this provider, or of NVMe/TCP beside it, could listen at `addr` now: that
+/// socket is made and closed.
+///
+/// # Errors
+/// Why not.
+pub fn can_listen(addr: SocketAddr) -> io::Result<()> {
+    listener(addr, 1).map(drop)
+}
+
 /// A socket that has started to connect to `destination`, bound to `source` when given. It is
 /// reset when it is closed, whatever closes it: this process may be killed at any moment, and its
 /// kernel would go on to send what no process answers for any more. [`end_when_closed`] takes that
