@@ -38,6 +38,8 @@ names! {
     Hostid => "Options::hostid",
     /// [`Options::nr_io_queues`](crate::Options::nr_io_queues).
     NrIoQueues => "Options::nr_io_queues",
+    /// What is lowered where a target has no room for so many queues.
+    FewerQueues => "Options::nr_io_queues",
     /// [`Options::queue_size`](crate::Options::queue_size).
     QueueSize => "Options::queue_size",
     /// [`Options::keep_alive_tmo`](crate::Options::keep_alive_tmo).

@@ -60,7 +60,7 @@ fn reject_hint(status: RejectStatus) -> String {
         RejectStatus::NO_RESOURCES => format!(
             "the target is at its limit of connections or memory: lower {} or {}, or raise the \
              target's limits",
-            Name::NrIoQueues,
+            Name::FewerQueues,
             Name::QueueSize
         ),
         RejectStatus::INVALID_HSQSIZE | RejectStatus::INVALID_HRQSIZE => {
@@ -112,7 +112,7 @@ pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>)
              not finished with an earlier one (its log says which); lower {} or {}, disconnect \
              another host, or raise the target's limit of memory (of capstan-target memory_budget)",
             Name::QueueSize,
-            Name::NrIoQueues
+            Name::FewerQueues
         ),
         // There is only the one format that was sent.
         Status::CONNECT_INCOMPATIBLE_FORMAT if transport == Transport::Tcp => rdma_only(),

@@ -181,8 +181,9 @@ fn part(plan: &Plan, number: u16, namespace: &NamespaceInfo) -> Result<(u64, u64
     }
     if plan.reads_percent < 100 && namespace.read_only {
         bail!(
-            "namespace {} is write protected; --rw read reads it",
-            plan.nsid
+            "namespace {} is write protected; --rw {} reads it",
+            plan.nsid,
+            if plan.random { "randread" } else { "read" }
         );
     }
     let namespace_bytes = namespace.size_bytes();
