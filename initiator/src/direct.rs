@@ -197,7 +197,7 @@ impl DirectQueue {
             return Some(completion);
         }
         self.engine.turn(Clock.now_us());
-        while self.engine.poll_event().is_some() {}
+        log_losses(&mut self.engine);
         self.engine.poll_completion()
     }
 
@@ -225,7 +225,7 @@ impl DirectQueue {
             }
         }
         self.run_until_deadline(deadline_us, |engine| {
-            while engine.poll_event().is_some() {}
+            log_losses(engine);
             match engine.poll_completion() {
                 Some(completion) => Some(Some(completion)),
                 None if engine.in_progress() == 0 => Some(None),
@@ -373,6 +373,19 @@ impl DirectQueue {
             tracing::error!("{error}");
         }
         until.value
+    }
+}
+
+/// Takes the events of an association, and says of a lost controller that it is waited for: where
+/// it is not, the caller has the error.
+fn log_losses(engine: &mut AssociationEngine) {
+    while let Some(event) = engine.poll_event() {
+        if let Event::Lost { cause } = event {
+            let status = engine.status(Clock.now_us());
+            if !matches!(status, AssociationStatus::Failed(_)) {
+                tracing::warn!(%status, "the controller is lost: {cause}");
+            }
+        }
     }
 }
 

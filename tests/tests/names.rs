@@ -146,6 +146,9 @@ fn after_a_loss_the_other_addresses_are_tried_too() {
     second.wait_for_log(&["host connected", "kato_ms"]);
     let output = bench.wait_with_output().unwrap();
     told(&output);
+    // What it has measured is not all of one piece.
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("the controller is lost: "), "{said}");
     assert!(second.stop().success());
 }
 

@@ -309,7 +309,7 @@ fn start_log(verbose: u8) -> Option<LastLines> {
     };
     let stderr = tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(std::io::stderr)
+        .with_writer(|| output::Stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         // Told on stderr, where that cannot be written: it would panic.

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
 use bytesize::ByteSize;
@@ -11,6 +12,7 @@ use capstan_initiator::ConnectError;
 use capstan_initiator::internals::shortage::shortage;
 use capstan_nvme_proto::text::Shown;
 use comfy_table::Table;
+use indicatif::ProgressBar;
 use nix::errno::Errno;
 use nix::libc;
 use serde_json::{Map, Value};
@@ -28,6 +30,54 @@ pub(crate) fn json(value: &Value) -> Result<()> {
     writeln!(stdout, "{value:#}").context("writing to stdout")
 }
 
+/// The line of stderr that shows how a command goes, while there is one.
+static PROGRESS: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Writes to stderr, with that line out of the way.
+fn beside_progress<T>(write: impl FnOnce() -> T) -> T {
+    let shown = PROGRESS.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*shown {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// Shows a line of progress until it is dropped.
+pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    pub(crate) fn show(bar: ProgressBar) -> Self {
+        let mut shown = PROGRESS.lock().unwrap_or_else(PoisonError::into_inner);
+        *shown = Some(bar.clone());
+        Self(bar)
+    }
+
+    pub(crate) fn bar(&self) -> &ProgressBar {
+        &self.0
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        let mut shown = PROGRESS.lock().unwrap_or_else(PoisonError::into_inner);
+        *shown = None;
+        self.0.finish_and_clear();
+    }
+}
+
+/// Stderr for lines of the log.
+pub(crate) struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        beside_progress(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
 /// Tells an error and its causes on stderr, in one line.
 pub(crate) fn error(error: &anyhow::Error) {
     // There is nowhere left to tell that stderr is gone.
@@ -37,7 +87,7 @@ pub(crate) fn error(error: &anyhow::Error) {
 /// Tells something besides the output, on stderr.
 pub(crate) fn note(text: &str) {
     // There is nowhere left to tell that stderr is gone.
-    let _ = writeln!(io::stderr(), "{}", Shown(text));
+    let _ = beside_progress(|| writeln!(io::stderr(), "{}", Shown(text)));
 }
 
 /// Whether stdout is for a program: set once, before a command runs.

@@ -246,11 +246,10 @@ impl Bench {
         let plan = self.plan(options);
         let progress = Arc::new(Progress::default());
         let jobs = self.start_jobs(&plan, &progress, &interrupts)?;
-        let bar = self.progress_bar();
-        let (results, interrupted) = self.watch(jobs, &progress, &interrupts, bar.as_ref())?;
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
+        let shown = self.progress_bar().map(output::Progress::show);
+        let bar = shown.as_ref().map(output::Progress::bar);
+        let (results, interrupted) = self.watch(jobs, &progress, &interrupts, bar)?;
+        drop(shown);
         match interrupted {
             None => interrupts.leave_to_the_kernel()?,
             Some(came) => interrupts.end_the_process_soon(came)?,
