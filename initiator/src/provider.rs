@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use capstan_nvme_proto::tcp::setup::Digests;
-use capstan_rdma::{ProviderKind, choose};
+use capstan_rdma::{ProviderKind, ProviderPreference, choose};
 use capstan_transport::host::HostTransport;
 
 use crate::error::ConnectError;
@@ -31,8 +31,12 @@ pub(crate) fn open(
     };
     let (kind, why) =
         choose(options.provider, destination.ip()).map_err(|error| resources(error.to_string()))?;
-    if !is_tried {
-        tracing::info!(%destination, "using the {} provider: {why}", kind.name());
+    let name = kind.name();
+    match options.provider {
+        _ if is_tried => {}
+        // It may be that of the transport that was taken.
+        ProviderPreference::Iwarp => tracing::info!(%destination, "using the {name} provider"),
+        _ => tracing::info!(%destination, "using the {name} provider: {why}"),
     }
     let manager = kind.connection_manager();
     let manager = manager.map_err(|error| resources(error.to_string()))?;

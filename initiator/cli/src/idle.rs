@@ -65,7 +65,8 @@ const BESIDE: [Beside; 7] = [
         options: &["hdr_digest", "data_digest"],
         what: |matches| {
             let is_rdma = value(matches, "transport") == Some(Transport::Rdma);
-            is_rdma.then(|| "'--transport rdma': digests are of NVMe/TCP".to_owned())
+            (is_rdma && is_given(matches, "transport"))
+                .then(|| "'--transport rdma': digests are of NVMe/TCP".to_owned())
         },
     },
     Beside {
@@ -316,6 +317,12 @@ mod tests {
                 "read -t auto --data-digest --provider iwarp",
                 "provider",
                 "--data-digest",
+            ),
+            // It is not named where it was not given.
+            (
+                "read --provider iwarp --hdr-digest",
+                "provider",
+                "--hdr-digest",
             ),
             ("bench -l 0 -c 3", "reconnect-delay", "--ctrl-loss-tmo 0"),
             (

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use capstan_initiator::internals::claim::Claim;
-use capstan_initiator::{DirectQueue, Io, NamespaceInfo, Op, Options};
+use capstan_initiator::internals::words::Count;
+use capstan_initiator::{ControllerInfo, DirectQueue, Io, NamespaceInfo, Op, Options};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::super::claim::ShareArgs;
@@ -79,6 +80,19 @@ impl Beforehand {
         }
         held.is_looked_at = true;
         Ok(())
+    }
+}
+
+/// Says so where the controller's queues hold fewer commands than were asked for (CAP.MQES).
+pub(super) fn tell_lowered(iodepth: u16, controller: &ControllerInfo) {
+    let entries = controller.cap.map_or(u32::MAX, |cap| cap.mqes);
+    let commands = entries.saturating_sub(1);
+    if commands < u32::from(iodepth) {
+        tracing::warn!(
+            "--iodepth is {iodepth}, and a queue of this target holds {} at once: that is how many are in progress; more \
+             are with --numjobs",
+            Count(commands.into(), "command")
+        );
     }
 }
 

@@ -13,7 +13,7 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 
 use super::super::taken::SharedTransport;
 use super::super::warned::of_queue;
-use super::beforehand::{Beforehand, LOOK_BYTES};
+use super::beforehand::{Beforehand, LOOK_BYTES, tell_lowered};
 use super::pattern::{Pattern, Random};
 use super::{LAST_IO, LOOK, Progress, stall, verify};
 
@@ -258,6 +258,9 @@ impl Job {
             (true, true) => Pattern::permuted(blocks, seed),
             (true, false) => Pattern::random(blocks, seed),
         };
+        if number == 0 {
+            tell_lowered(plan.iodepth, queue.controller());
+        }
         let mut job = Self {
             plan: plan.clone(),
             queue,

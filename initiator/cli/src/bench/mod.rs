@@ -267,8 +267,13 @@ impl Bench {
         let wrong: u64 = results.iter().map(|r| r.verify.wrong).sum();
         if wrong > 0 {
             let first = results.iter().find_map(|r| r.verify.first.clone());
+            let what = match plan.reads_percent {
+                // Who has written them, if anyone, is not known.
+                100 => "that do not prove themselves",
+                _ => "with other bytes than were written",
+            };
             bail!(
-                "{} with other bytes than were written: {}",
+                "{} {what}: {}",
                 Count(wrong, "block"),
                 first.unwrap_or_default()
             );

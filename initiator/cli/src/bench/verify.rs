@@ -36,7 +36,8 @@ pub(super) fn check(block: &[u8], offset: u64) -> Result<(), String> {
     };
     if block[..8] != MAGIC {
         return Err(format!(
-            "offset {offset}: no block of this benchmark (starts with {:02x?})",
+            "offset {offset}: no block of this benchmark (starts with {:02x?}); what is read with --verify is written with \
+             --rw write --verify and the same --bs, --offset and --size first",
             &block[..8]
         ));
     }
