@@ -164,7 +164,7 @@ fn where_none_answers_each_is_named_with_its_reason() {
     let error = complaint(&list_ns(&file, refuses, &["--connect-timeout", "1"]));
     for (address, reason) in [
         (refuses, "refused the connection: nothing listens there"),
-        (silent, "timed out"),
+        (silent, "nothing has come for"),
     ] {
         assert_eq!(
             error.matches(&format!("{address}: queue 0")).count(),

@@ -69,6 +69,17 @@ pub enum CmError {
         /// The wait in milliseconds.
         timeout_ms: u64,
     },
+    /// The peer has taken the connection and has said nothing in time.
+    #[error(
+        "{what}: nothing has come for {timeout_ms} ms from what has taken the connection; check the address and port (on \
+         the target: `ss -ltn` shows what listens), and whether that hangs"
+    )]
+    Silent {
+        /// The step, and the peer.
+        what: String,
+        /// The wait in milliseconds.
+        timeout_ms: u64,
+    },
     /// The system refused, with its own words.
     #[error("{what}: {message}")]
     System {

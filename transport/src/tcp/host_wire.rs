@@ -211,15 +211,15 @@ impl TcpHostWire {
             return false;
         };
         let (qid, destination) = (queue.qid, queue.destination);
-        let timed_out = |what: &str| CmError::Timeout {
-            what: format!("{what} {destination}"),
-            timeout_ms: queue.timeout_us / 1000,
-        };
+        let timeout_ms = queue.timeout_us / 1000;
         let step = match step {
             Step::Connecting(stream) => match connected(&stream) {
                 Ok(true) => self.set_up(&queue, stream, now_us).map(Some),
                 Ok(false) if now_us < deadline_us => Ok(Some(Step::Connecting(stream))),
-                Ok(false) => Err(OpenError::Connection(timed_out("connecting to"))),
+                Ok(false) => Err(OpenError::Connection(CmError::Timeout {
+                    what: format!("connecting to {destination}"),
+                    timeout_ms,
+                })),
                 Err(error) => Err(connecting_failed(&queue, &error)),
             },
             Step::SettingUp(mut connection) => {
@@ -244,7 +244,10 @@ impl TcpHostWire {
                         })
                     }
                     _ if now_us < deadline_us => Ok(Some(Step::SettingUp(connection))),
-                    _ => Err(OpenError::Connection(timed_out("ICResp of"))),
+                    _ => Err(OpenError::Connection(CmError::Silent {
+                        what: format!("waiting for the ICResp of {destination}"),
+                        timeout_ms,
+                    })),
                 }
             }
         };

@@ -11,6 +11,7 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::StatusContext;
 use capstan_rdma::address_words::RouteTo;
 use capstan_rdma::contract::CmError;
+use nix::libc;
 
 use super::super::offers::Offers;
 use super::super::output;
@@ -249,7 +250,7 @@ fn why_refused(
             next,
         )],
         ConnectError::NoIcResp { .. } => {
-            let next = error.next_step().unwrap_or_else(|| LOG.to_owned());
+            let next = error.next_step().unwrap_or_else(|| listens(address));
             vec![Check::error(
                 connecting,
                 error.without_next_step(),
@@ -313,9 +314,26 @@ fn unreachable_remedy(error: &CmError, address: SocketAddr) -> String {
         CmError::Timeout { .. } => {
             format!("ping {ip}; on the target: nft list ruleset, for what drops port {port}; {LOG}")
         }
+        // Another way there would find nothing either.
+        CmError::System {
+            errno: Some(libc::ECONNREFUSED),
+            ..
+        } => format!(
+            "check the address and port; on the target: systemctl status capstan-target, and ss -ltn, for what listens; \
+             {LOG}"
+        ),
         CmError::System { .. } => format!("ip route get {}; {LOG}", RouteTo(address)),
-        _ => LOG.to_owned(),
+        CmError::Silent { .. } | CmError::Protocol { .. } => listens(address),
+        CmError::Invalid(_) => LOG.to_owned(),
     }
+}
+
+/// What names that which has taken a connection and is no target.
+fn listens(address: SocketAddr) -> String {
+    let port = address.port();
+    format!(
+        "check the address and port; on the target: ss -ltnp 'sport = :{port}', for what listens there; {LOG}"
+    )
 }
 
 #[cfg(test)]
@@ -330,6 +348,7 @@ mod tests {
     use capstan_nvme_proto::status::Status;
 
     use capstan_rdma::contract::CmError;
+    use nix::libc;
 
     use super::{offers, why_refused};
 
@@ -356,6 +375,29 @@ mod tests {
                     errno: Some(113),
                 },
                 "ip route get 192.0.2.1",
+            ),
+            (
+                CmError::System {
+                    what: "connecting".to_owned(),
+                    message: "Connection refused".to_owned(),
+                    errno: Some(libc::ECONNREFUSED),
+                },
+                "check the address and port; on the target: systemctl status capstan-target",
+            ),
+            (
+                CmError::Silent {
+                    what: "ICResp".to_owned(),
+                    timeout_ms: 3000,
+                },
+                "check the address and port; on the target: ss -ltnp 'sport = :4420'",
+            ),
+            (
+                CmError::Protocol {
+                    what: "reading",
+                    got: "HTTP".to_owned(),
+                    expected: "an MPA Reply",
+                },
+                "check the address and port; on the target: ss -ltnp 'sport = :4420'",
             ),
         ];
         for (source, remedy) in cases {

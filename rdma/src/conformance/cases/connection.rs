@@ -439,7 +439,9 @@ pub(super) fn dropped_migration_refuses_the_peer(fabric: &mut dyn Fabric) -> Out
     let kind = world.event(Side::Active, active.id, "the refusal of a dropped request")?;
     let fits = match &kind {
         CmEventKind::Rejected { .. } => true,
-        CmEventKind::Failed(error) => !matches!(error, CmError::Timeout { .. }),
+        CmEventKind::Failed(error) => {
+            !matches!(error, CmError::Timeout { .. } | CmError::Silent { .. })
+        }
         _ => false,
     };
     ensure!(fits, "a dropped request led to {kind:?}");

@@ -32,13 +32,14 @@ pub(super) struct Connecting {
 
 impl Connecting {
     pub(super) fn timed_out(&self, peer: &str) -> CmError {
+        let timeout_ms = self.timeout_us / 1000;
+        if self.asked {
+            let what = format!("waiting for the MPA Reply of {peer}");
+            return CmError::Silent { what, timeout_ms };
+        }
         CmError::Timeout {
-            what: if self.asked {
-                format!("waiting for the MPA Reply of {peer}")
-            } else {
-                format!("TCP connect to {peer}")
-            },
-            timeout_ms: self.timeout_us / 1000,
+            what: format!("TCP connect to {peer}"),
+            timeout_ms,
         }
     }
 }
@@ -117,7 +118,8 @@ impl Manager {
             Ok(Read1::Waiting) => {}
             Ok(Read1::Frame(heard)) => self.hear_reply(id, &heard),
             Err(error) => {
-                let error = read_failed("waiting for the peer's MPA Reply", &error);
+                let first = connecting.socket.reader.bytes();
+                let error = read_failed("waiting for the peer's MPA Reply", &error, first);
                 self.close(id, CmEventKind::Failed(error));
             }
         }

@@ -12,6 +12,9 @@ use crate::iwarp::wire::mpa::{
     PRIVATE_DATA_MAX, Rtr,
 };
 
+/// Most bytes that are shown of what is no frame.
+const SHOWN_BYTES: usize = 16;
+
 /// A frame that is being received. It takes exactly the frame's bytes from the socket: what follows
 /// belongs to the queue pair.
 pub(super) struct FrameReader {
@@ -125,7 +128,8 @@ pub(super) fn write_frame(stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// A failed read, as the program is given it.
-pub(super) fn read_failed(what: &'static str, error: &ReadError) -> CmError {
+/// `first` is what has come.
+pub(super) fn read_failed(what: &'static str, error: &ReadError, first: &[u8]) -> CmError {
     let expected = "an MPA Reply frame (is the peer an iWARP listener?)";
     match error {
         ReadError::Closed => CmError::Protocol {
@@ -137,6 +141,15 @@ pub(super) fn read_failed(what: &'static str, error: &ReadError) -> CmError {
             what: what.into(),
             message: error.to_string(),
             errno: error.raw_os_error(),
+        },
+        ReadError::Frame(FrameError::Key) => CmError::Protocol {
+            what,
+            got: format!(
+                "bytes that are not an MPA Request or Reply frame (\"{}\")",
+                first.get(..SHOWN_BYTES).unwrap_or(first).escape_ascii()
+            ),
+            expected: "an MPA Reply frame: what answers there does not speak iWARP; check the address and port (on the \
+                       target: `ss -ltn` shows what listens)",
         },
         ReadError::Frame(error) => CmError::Protocol {
             what,
