@@ -40,6 +40,13 @@ pub enum Command {
         #[arg(value_name = "PATH", required = true)]
         paths: Vec<PathBuf>,
     },
+    /// Write the man pages of this program and of each command.
+    #[command(hide = true)]
+    Man {
+        /// Folder to write to, as /usr/local/share/man/man1.
+        #[arg(long, value_name = "FOLDER")]
+        to: PathBuf,
+    },
     /// Open files and devices that may not answer, for `check` and `doctor`.
     #[command(hide = true)]
     Open {
@@ -153,7 +160,10 @@ impl Cli {
         let (name, source) = match &self.command {
             Command::Serve(serve) => ("serve", &serve.source),
             Command::Doctor(doctor) => ("doctor", &doctor.source),
-            Command::Check { .. } | Command::ClearLostWrites { .. } | Command::Open { .. } => {
+            Command::Check { .. }
+            | Command::ClearLostWrites { .. }
+            | Command::Man { .. }
+            | Command::Open { .. } => {
                 return Ok(());
             }
         };

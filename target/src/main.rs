@@ -13,8 +13,8 @@ use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
 use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
-use clap::Parser as _;
 use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
 use nix::errno::Errno;
 
 fn main() -> ExitCode {
@@ -92,6 +92,12 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Check { config } => check(&config),
         Command::Doctor(options) => examine(&options),
         Command::ClearLostWrites { paths } => clear_lost_writes(&paths),
+        Command::Man { to } => clap_mangen::generate_to(Cli::command(), &to).with_context(|| {
+            format!(
+                "{}: expected a folder that this user can write to",
+                to.display()
+            )
+        }),
         Command::Open { paths } => Ok(answers::open(&paths)?),
     }
 }

@@ -500,3 +500,30 @@ fn io_passthru(at: SocketAddr, out: &Path) {
         assert!(error.contains(expected), "{args}: {error}");
     }
 }
+
+#[test]
+fn each_command_has_a_man_page() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, commands) in [
+        ("capstan", &["attach", "bench", "write"][..]),
+        ("capstan-target", &["serve", "check", "doctor"]),
+    ] {
+        let man = |to: &Path| {
+            let mut command = Command::new(program(name));
+            command.args(["man", "--to", utf8(to)]).output().unwrap()
+        };
+        told(&man(folder.path()));
+        let error = complaint(&man(&folder.path().join("absent")));
+        assert!(error.contains("absent: expected a folder"), "{error}");
+        let page = |of: &str| fs::read_to_string(folder.path().join(of)).unwrap();
+        assert!(page(&format!("{name}.1")).contains(".TH"));
+        for command in commands {
+            let page = page(&format!("{name}-{command}.1"));
+            assert!(page.contains(".SH OPTIONS"), "{command}: {page}");
+        }
+    }
+    // What the programs start themselves is not typed by people.
+    for hidden in ["capstan-serve-fuse.1", "capstan-target-open.1"] {
+        assert!(!folder.path().join(hidden).exists(), "{hidden}");
+    }
+}

@@ -43,15 +43,17 @@ mod written;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use args::OutputFormat;
 use capstan_initiator::internals::variables;
 use capstan_initiator::names;
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupted;
 use nix::sys::resource::{Resource, getrlimit};
 use tracing::Dispatch;
@@ -133,12 +135,35 @@ enum Command {
     /// Say what this machine lacks, and with an address what keeps it from that target, each with
     /// what mends it.
     Doctor(Box<doctor::Doctor>),
+    /// Write the man pages of this program and of each command.
+    #[command(hide = true)]
+    Man(Man),
     /// The process behind `attach` and `mount`.
     #[command(hide = true)]
     ServeFuse(serve::ServeFuse),
     /// What a loop device is asked, by a process that may have to wait for it.
     #[command(hide = true)]
     LoopDevice(serve::LoopDevice),
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+struct Man {
+    /// Folder to write to, as /usr/local/share/man/man1.
+    #[arg(long, value_name = "FOLDER")]
+    to: PathBuf,
+}
+
+impl Man {
+    fn run(&self) -> anyhow::Result<()> {
+        let written = clap_mangen::generate_to(command(), &self.to);
+        written.with_context(|| {
+            format!(
+                "{}: expected a folder that this user can write to",
+                self.to.display()
+            )
+        })
+    }
 }
 
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
@@ -188,6 +213,7 @@ fn main() -> ExitCode {
         Command::List(command) => command.run(),
         Command::ServeNbd(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Man(command) => command.run(),
         Command::ServeFuse(command) => command.run(),
         Command::LoopDevice(command) => command.run(),
     };
