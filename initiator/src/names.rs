@@ -46,6 +46,8 @@ names! {
     KeepAliveTmo => "Options::keep_alive_tmo",
     /// [`Options::connect_timeout`](crate::Options::connect_timeout).
     ConnectTimeout => "Options::connect_timeout",
+    /// [`Options::transport_timeout`](crate::Options::transport_timeout).
+    TransportTimeout => "Options::transport_timeout",
     /// [`Options::ctrl_loss_tmo`](crate::Options::ctrl_loss_tmo).
     CtrlLossTmo => "Options::ctrl_loss_tmo",
     /// [`Options::header_digest`](crate::Options::header_digest).

@@ -90,6 +90,10 @@ pub struct Options {
     /// up to the last Identify. A controller has besides what it asks for to become ready (CAP.TO).
     /// 5 s unless set.
     pub connect_timeout: Duration,
+    /// The same of the first connection over each transport that is tried, with
+    /// [`Transport::Auto`]: what leads nowhere is to be left soon. None unless set: 3.5 s, or
+    /// `connect_timeout` where that is less.
+    pub transport_timeout: Option<Duration>,
     /// How long an admin command may take once the association is set up. 30 s unless set.
     pub admin_timeout: Duration,
     /// How long an I/O command may take before the connection counts as lost. 30 s unless set.
@@ -135,6 +139,7 @@ impl Options {
             reconnect_delay: Duration::from_secs(10),
             ctrl_loss_tmo: Some(Duration::from_secs(600)),
             connect_timeout: Duration::from_secs(5),
+            transport_timeout: None,
             admin_timeout: Duration::from_secs(30),
             io_timeout: Duration::from_secs(30),
             replay_writes: ReplayWrites::default(),

@@ -145,7 +145,9 @@ impl Candidate {
         Options {
             transport,
             provider,
-            connect_timeout: options.connect_timeout.min(bound),
+            connect_timeout: options
+                .transport_timeout
+                .unwrap_or_else(|| options.connect_timeout.min(bound)),
             ..options.clone()
         }
     }
@@ -225,10 +227,10 @@ pub(crate) fn tried_for(tried_ms: u64) -> String {
     match tried_ms {
         ..NOTICED_MS => String::new(),
         _ => format!(
-            " after {:.1} s (each has the time of {}, {:.1} s at most where no transport is named)",
+            " after {:.1} s (each has {:.1} s, or what {} says)",
             Duration::from_millis(tried_ms).as_secs_f32(),
-            Name::ConnectTimeout,
-            Duration::from_millis(TRANSPORT_ATTEMPT_MS).as_secs_f32()
+            Duration::from_millis(TRANSPORT_ATTEMPT_MS).as_secs_f32(),
+            Name::TransportTimeout,
         ),
     }
 }
@@ -322,16 +324,23 @@ mod tests {
             "{told}"
         );
         assert!(
-            told.contains("the time of Options::connect_timeout, 3.5 s at most"),
+            told.contains("(each has 3.5 s, or what Options::transport_timeout says)"),
             "{told}"
         );
         let names: Vec<_> = failures.0.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["RDMA (iwarp)", "NVMe/TCP"]);
-        let bounded = Candidate::Iwarp.options(&Options {
-            connect_timeout: Duration::from_secs(30),
-            ..options
-        });
-        assert!(bounded.connect_timeout < Duration::from_secs(4));
+        let long = Duration::from_secs(30);
+        let of_attempt = |transport_timeout| {
+            let options = Options {
+                connect_timeout: long,
+                transport_timeout,
+                ..options.clone()
+            };
+            Candidate::Iwarp.options(&options).connect_timeout
+        };
+        assert!(of_attempt(None) < Duration::from_secs(4));
+        // What is asked for is given.
+        assert_eq!(of_attempt(Some(long)), long);
     }
 
     /// What answers with something else is not waited for.

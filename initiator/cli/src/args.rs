@@ -93,9 +93,10 @@ pub(crate) struct ConnectArgs {
     )]
     pub(crate) ctrl_loss_tmo: i64,
     /// How long each step of setting up an association may take, in seconds: each connection, and
-    /// each command up to the last Identify.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = within::<u32>(1..=DAY_S))]
-    pub(crate) connect_timeout: u32,
+    /// each command up to the last Identify [default: 5; the first connection over each transport
+    /// that `auto` tries has 3.5].
+    #[arg(long, value_name = "SECONDS", value_parser = within::<u32>(1..=DAY_S))]
+    pub(crate) connect_timeout: Option<u32>,
     /// How long an I/O may take before the connection counts as lost, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = within::<u32>(1..=DAY_S))]
     pub(crate) io_timeout: u32,
@@ -261,7 +262,6 @@ impl ConnectArgs {
             Options::discovery(&self.traddr, identity.hostnqn.clone(), identity.hostid);
         options.trsvcid = self.trsvcid;
         options.host_traddr = self.host_traddr;
-        options.connect_timeout = seconds(self.connect_timeout);
         self.over_transport(options)
     }
 
@@ -283,12 +283,15 @@ impl ConnectArgs {
     }
 
     fn over_transport(&self, options: Options) -> Options {
+        let given = self.connect_timeout.map(seconds);
         Options {
             transport: self.library_transport(),
             provider: self.preference(),
             header_digest: self.hdr_digest,
             data_digest: self.data_digest,
             disable_sq_flow_control: self.disable_sqflow,
+            connect_timeout: given.unwrap_or(options.connect_timeout),
+            transport_timeout: given,
             ..options
         }
     }
@@ -305,7 +308,6 @@ impl ConnectArgs {
             ctrl_loss_tmo: u64::try_from(self.ctrl_loss_tmo)
                 .ok()
                 .map(Duration::from_secs),
-            connect_timeout: seconds(self.connect_timeout),
             io_timeout: seconds(self.io_timeout),
             ..options
         }

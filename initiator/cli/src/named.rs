@@ -66,7 +66,7 @@ fn named_by(commands: Option<&'static Commands>, name: Name) -> &'static str {
         },
         Name::QueueSize => "--queue-size",
         Name::KeepAliveTmo => "--keep-alive-tmo",
-        Name::ConnectTimeout => "--connect-timeout",
+        Name::ConnectTimeout | Name::TransportTimeout => "--connect-timeout",
         Name::CtrlLossTmo => "--ctrl-loss-tmo",
         Name::HeaderDigest => "--hdr-digest",
         Name::DataDigest => "--data-digest",

@@ -138,7 +138,10 @@ impl VolumeArgs {
             ("--keep-alive-tmo", Some(value(keep_alive_tmo))),
             ("--reconnect-delay", Some(value(reconnect_delay))),
             ("--ctrl-loss-tmo", Some(value(ctrl_loss_tmo))),
-            ("--connect-timeout", Some(value(connect_timeout))),
+            (
+                "--connect-timeout",
+                connect_timeout.as_ref().map(|v| value(v)),
+            ),
             ("--io-timeout", Some(value(io_timeout))),
             (
                 "--replay-writes",
