@@ -18,6 +18,9 @@ pub enum Wire {
         provider: Option<ProviderKind>,
         /// Name of the device, as `rdma link` shows it; iWARP in this process has `iwarp0`.
         device: String,
+        /// Shared memory has taken the place of TCP: both ends are on one machine and have iWARP in
+        /// their processes.
+        shared_memory: bool,
     },
     /// NVMe/TCP, with the digests that both sides have agreed on for every queue.
     Tcp {
@@ -35,6 +38,7 @@ impl Wire {
             return Some(Self::Rdma {
                 provider,
                 device: device.name.clone(),
+                shared_memory: wire.shares_memory(),
             });
         }
         wire.digests().map(|digests| Self::Tcp {
@@ -53,21 +57,27 @@ impl Wire {
     }
 }
 
-/// `RDMA (verbs, rxe0)`, `RDMA (iwarp)`, `NVMe/TCP, header and data digests`.
+/// `RDMA (verbs, rxe0)`, `RDMA (iwarp)`, `RDMA (iwarp, shared memory)`, `NVMe/TCP, header and data digests`.
 impl fmt::Display for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rdma {
                 provider: Some(ProviderKind::Iwarp),
+                shared_memory,
                 ..
-            } => f.write_str("RDMA (iwarp)"),
+            } => f.write_str(match shared_memory {
+                true => "RDMA (iwarp, shared memory)",
+                false => "RDMA (iwarp)",
+            }),
             Self::Rdma {
                 provider: Some(provider),
                 device,
+                ..
             } => write!(f, "RDMA ({}, {device})", provider.name()),
             Self::Rdma {
                 provider: None,
                 device,
+                ..
             } => write!(f, "RDMA ({device})"),
             Self::Tcp {
                 header_digest,
@@ -90,6 +100,8 @@ pub struct WireFields {
     pub provider: Option<String>,
     /// Name of the RDMA device.
     pub rdma_device: Option<String>,
+    /// Whether shared memory has taken the place of TCP.
+    pub shared_memory: Option<bool>,
     /// Whether headers of NVMe/TCP have a digest.
     pub header_digest: Option<bool>,
     /// Whether data of NVMe/TCP has one.
@@ -102,9 +114,14 @@ impl WireFields {
     pub fn of(wire: Option<&Wire>) -> Self {
         match wire {
             None => Self::default(),
-            Some(Wire::Rdma { provider, device }) => Self {
+            Some(Wire::Rdma {
+                provider,
+                device,
+                shared_memory,
+            }) => Self {
                 provider: provider.map(|provider| provider.name().to_owned()),
                 rdma_device: Some(device.clone()),
+                shared_memory: Some(*shared_memory),
                 ..Self::default()
             },
             Some(&Wire::Tcp {
@@ -132,6 +149,7 @@ impl WireFields {
         Some(Wire::Rdma {
             provider: kinds.into_iter().find(|kind| Some(kind.name()) == name),
             device: self.rdma_device.clone()?,
+            shared_memory: self.shared_memory.unwrap_or_default(),
         })
     }
 }
@@ -145,18 +163,25 @@ mod tests {
         let rdma = |provider| Wire::Rdma {
             provider,
             device: "rxe0".to_owned(),
+            shared_memory: false,
         };
         let verbs = rdma(Some(ProviderKind::Verbs));
         assert_eq!(verbs.to_string(), "RDMA (verbs, rxe0)");
         assert_eq!(rdma(Some(ProviderKind::Iwarp)).to_string(), "RDMA (iwarp)");
         assert_eq!(rdma(None).to_string(), "RDMA (rxe0)");
+        let shared = Wire::Rdma {
+            provider: Some(ProviderKind::Iwarp),
+            device: "iwarp0".to_owned(),
+            shared_memory: true,
+        };
+        assert_eq!(shared.to_string(), "RDMA (iwarp, shared memory)");
         let tcp = |header_digest, data_digest| Wire::Tcp {
             header_digest,
             data_digest,
         };
         assert_eq!(tcp(false, false).to_string(), "NVMe/TCP");
         assert_eq!(tcp(false, true).to_string(), "NVMe/TCP, data digests");
-        for wire in [verbs, rdma(None), tcp(true, false)] {
+        for wire in [verbs, rdma(None), shared, tcp(true, false)] {
             assert_eq!(WireFields::of(Some(&wire)).wire(), Some(wire));
         }
         assert_eq!(WireFields::of(None).wire(), None);

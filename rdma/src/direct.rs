@@ -73,6 +73,21 @@ pub fn was_not_readable(cm: &mut (dyn ConnectionManager + 'static), now_us: u64)
 /// Calls its argument with the bytes of an RDMA WRITE, piece by piece.
 pub type WriteSource<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) + 'a;
 
+/// What carries it.
+impl Pair {
+    /// Whether shared memory has taken the place of TCP, as between two ends on one machine where
+    /// both have the user-space iWARP provider.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        match &self.0 {
+            Kind::Iwarp(pair) => pair.shares_memory(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs(_) => false,
+            Kind::Other(_) => false,
+        }
+    }
+}
+
 /// Sending without a work request.
 impl Pair {
     /// An RDMA WRITE of `len_bytes` that `source` has, registered or not, behind everything posted

@@ -119,7 +119,7 @@ fn without_a_subsystem_those_that_are_offered_are_tried() {
     assert_eq!(output.status.code(), Some(0), "{report:#}");
     assert!(seen(&report, "discovery").contains(SUBNQN));
     assert!(seen(&report, "subsystem").starts_with(&format!("{other}: controller ")));
-    assert!(seen(&report, "subsystem").contains(" over RDMA (iwarp): "));
+    assert!(seen(&report, "subsystem").contains(" over RDMA (iwarp, shared memory): "));
     assert!(seen(&report, "namespace").starts_with("5: "));
     assert!(has(&report, "latency"));
     target.stop();

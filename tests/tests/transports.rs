@@ -124,7 +124,7 @@ fn the_log_says_by_which_transport_a_host_has_come() {
     for (words, told) in [
         (
             &["-t", "rdma", "--provider", "iwarp"][..],
-            "NVMe/RDMA (iwarp)",
+            "NVMe/RDMA (iwarp, shared memory)",
         ),
         (&["-t", "tcp"], "NVMe/TCP"),
         (&["-t", "tcp", "--data-digest"], "NVMe/TCP, data digests"),
@@ -225,7 +225,8 @@ fn the_first_is_told_with_why_and_a_digest_asks_for_tcp() {
     assert_eq!(log.matches(line).count(), 2, "{log}");
     let log = said(&capstan(at, &["id-ctrl", "-v", "-n", SUBNQN]));
     assert_eq!(
-        log.matches("connected over RDMA (iwarp)").count(),
+        log.matches("connected over RDMA (iwarp, shared memory)")
+            .count(),
         1,
         "{log}"
     );
@@ -242,12 +243,12 @@ fn bench_tells_what_it_has_measured() {
         (
             &["-t", "tcp", "--data-digest"][..],
             format!("{SUBNQN} namespace 1 over NVMe/TCP, data digests\n"),
-            json!(["tcp", null, null, false, true]),
+            json!(["tcp", null, null, null, false, true]),
         ),
         (
             &["--provider", "iwarp"],
-            format!("{SUBNQN} namespace 1 over RDMA (iwarp)\n"),
-            json!(["rdma", "iwarp", "iwarp0", null, null]),
+            format!("{SUBNQN} namespace 1 over RDMA (iwarp, shared memory)\n"),
+            json!(["rdma", "iwarp", "iwarp0", true, null, null]),
         ),
     ] {
         let text = told(&capstan(at, &[&bench[..], words].concat()));
@@ -258,6 +259,7 @@ fn bench_tells_what_it_has_measured() {
             "transport",
             "provider",
             "rdma_device",
+            "shared_memory",
             "header_digest",
             "data_digest",
         ];

@@ -222,6 +222,16 @@ impl HostWire {
         }
     }
 
+    /// Whether shared memory carries the queues; `false` while there is no connection, and over
+    /// NVMe/TCP.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        match self {
+            Self::Rdma(wire) => wire.shares_memory(),
+            Self::Tcp(_) => false,
+        }
+    }
+
     /// What closed the memory windows of commands so far; NVMe/TCP has none.
     #[must_use]
     pub fn windows_closed(&self) -> WindowsClosed {

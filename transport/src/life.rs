@@ -29,6 +29,15 @@ impl Queue {
         }
     }
 
+    /// Whether shared memory carries it, as between two ends on one machine over user-space iWARP.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        match self {
+            Self::Rdma(queue) => queue.shares_memory(),
+            Self::Tcp(_) => false,
+        }
+    }
+
     /// Whether it has a place among connections that are no queue yet, as its host is not (or not
     /// yet) permitted.
     #[must_use]

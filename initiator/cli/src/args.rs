@@ -56,7 +56,8 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR", value_parser = parse_host_traddr)]
     pub(crate) host_traddr: Option<IpAddr>,
-    /// RDMA provider; not with `-t tcp` or a digest.
+    /// RDMA provider; not with `-t tcp` or a digest. With iwarp on both sides, shared memory takes
+    /// the place of TCP where the target is on this machine; -t tcp stays with TCP there.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
     /// A CRC32C of each header, where the target has it; over NVMe/TCP only, so also `-t auto`

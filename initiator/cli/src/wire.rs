@@ -17,11 +17,13 @@ pub(crate) fn add_fields(told: &mut Value, fields: &WireFields) {
     let WireFields {
         provider,
         rdma_device,
+        shared_memory,
         header_digest,
         data_digest,
     } = fields;
     told["provider"] = json!(provider);
     told["rdma_device"] = json!(rdma_device);
+    told["shared_memory"] = json!(shared_memory);
     told["header_digest"] = json!(header_digest);
     told["data_digest"] = json!(data_digest);
 }

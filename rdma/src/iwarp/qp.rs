@@ -123,6 +123,11 @@ impl QueuePair for QpHandle {
 
 /// What it does beyond verbs ([`direct`](crate::direct)).
 impl QpHandle {
+    /// As [`Pair::shares_memory`](crate::Pair::shares_memory).
+    pub(crate) fn shares_memory(&self) -> bool {
+        matches!(self.cell.borrow().link, Some(Link::Shared(_)))
+    }
+
     /// As [`Pair::write_inline`](crate::Pair::write_inline).
     pub(crate) fn write_inline(
         &mut self,

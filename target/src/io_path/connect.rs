@@ -8,7 +8,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnectOutcome, ConnectRequest, Share};
-use capstan_transport::Memory;
+use capstan_transport::{Memory, Queue};
 
 use super::accept::Refusal;
 use super::admin::Connect;
@@ -83,7 +83,7 @@ fn request<'a>(connection: &Connection, sqe: &'a Sqe, data: &'a [u8]) -> Connect
         local: connection.identity.local,
         peer: connection.identity.peer,
         sizes: connection.identity.sizes,
-        over: over(connection.identity.carrier, connection.transport.digests()),
+        over: over(connection.identity.carrier, &connection.transport),
         sqe,
         data,
     }
@@ -91,13 +91,15 @@ fn request<'a>(connection: &Connection, sqe: &'a Sqe, data: &'a [u8]) -> Connect
 
 /// What a connection goes by, in words, for the log: its transport, with the provider of NVMe/RDMA
 /// or the digests of NVMe/TCP.
-fn over(carrier: &str, digests: Digests) -> &'static str {
+fn over(carrier: &str, transport: &Queue) -> &'static str {
+    let digests = transport.digests();
     let has = |digest| digests.contains(digest);
     match (carrier, has(Digests::HEADER), has(Digests::DATA)) {
         ("tcp", false, false) => "NVMe/TCP",
         ("tcp", true, false) => "NVMe/TCP, header digests",
         ("tcp", false, true) => "NVMe/TCP, data digests",
         ("tcp", true, true) => "NVMe/TCP, header and data digests",
+        ("iwarp", ..) if transport.shares_memory() => "NVMe/RDMA (iwarp, shared memory)",
         ("iwarp", ..) => "NVMe/RDMA (iwarp)",
         ("verbs", ..) => "NVMe/RDMA (verbs)",
         _ => "NVMe/RDMA",

@@ -157,6 +157,10 @@ pub(super) struct ConnectionParts {
 }
 
 impl RdmaHostConnection {
+    pub(super) fn shares_memory(&self) -> bool {
+        self.qp.shares_memory()
+    }
+
     pub(super) fn new(parts: ConnectionParts) -> Self {
         let signal_every = SIGNAL_EVERY.min(parts.sizes.send_wr_max / 4).max(1);
         Self {

@@ -100,6 +100,13 @@ impl RdmaHostWire {
         Some(self.device.as_ref()?.attributes())
     }
 
+    /// Whether shared memory has taken the place of TCP; `false` while there is no connection.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        let mut queues = self.queues.iter().flatten();
+        queues.any(RdmaHostConnection::shares_memory)
+    }
+
     /// What closed the memory windows of commands so far.
     #[must_use]
     pub fn windows_closed(&self) -> WindowsClosed {

@@ -25,6 +25,12 @@ fn response_bytes(entries: u16) -> u32 {
 }
 
 impl RdmaQueue {
+    /// Whether shared memory carries it.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        self.qp.shares_memory()
+    }
+
     /// Whether it has a place among connections that are no queue yet, as its host is not (or not
     /// yet) permitted.
     #[must_use]
