@@ -162,13 +162,9 @@ impl Problems {
     /// [`QuickExport`](crate::QuickExport).
     #[must_use]
     pub fn in_options(mut self) -> Self {
-        for Problem { at, .. } in &mut self.0 {
-            if at.field.starts_with("subsystem") {
-                "--export".clone_into(&mut at.field);
-            } else if at.field.starts_with("listener") {
-                "--listen".clone_into(&mut at.field);
-            }
-        }
+        self.0
+            .iter_mut()
+            .for_each(|problem| problem.at.name_option());
         self
     }
 
@@ -212,6 +208,19 @@ pub struct At {
     pub field: String,
     /// Line in the file, from 1; none when it was not written in a file.
     pub line: Option<usize>,
+}
+
+impl At {
+    /// Names the option of a [`QuickExport`](crate::QuickExport) that says what the field would.
+    pub fn name_option(&mut self) {
+        let option = match &self.field {
+            field if field.starts_with("subsystem") && field.ends_with("nqn") => "--nqn",
+            field if field.starts_with("subsystem") => "--export",
+            field if field.starts_with("listener") => "--listen",
+            _ => return,
+        };
+        option.clone_into(&mut self.field);
+    }
 }
 
 impl fmt::Display for At {

@@ -86,6 +86,11 @@ fn without_quotes(line: &str) -> Option<String> {
     let value = value.split(" #").next()?.trim();
     let is_list = value.starts_with('[');
     let value = value.trim_matches(['[', ']', ' ']);
+    // One of the two quotes is not enough.
+    let value = match value.matches('"').count() {
+        1 => value.trim_end_matches('"'),
+        _ => value,
+    };
     let key = key.trim();
     match &*value.to_lowercase() {
         "yes" | "on" | "true" => {

@@ -21,6 +21,7 @@ fn text_without_quotes_is_written_with_them() {
             "path = \"/srv/disk.img\"",
         ),
         ("ram = 64MiB", "ram = \"64MiB\""),
+        ("nqn = nqn.2026-11.x:a\"", "nqn = \"nqn.2026-11.x:a\""),
         (
             "allowed_hosts = [nqn.2026-11.org.example:a]",
             "allowed_hosts = [\"nqn.2026-11.org.example:a\"]",

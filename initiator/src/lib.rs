@@ -203,7 +203,9 @@ pub mod internals {
             pub use crate::front_ends::disk::process::unblock_signals;
         }
         pub mod record {
-            pub use crate::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
+            pub use crate::front_ends::disk::record::{
+                Record, RecordError, VolumeDir, run_dir, volumes,
+            };
         }
         pub mod serve {
             pub use crate::front_ends::disk::serve::{DiskOptions, serve};

@@ -22,16 +22,29 @@ use crate::state;
 /// Memory regions of one reactor and device: data, queues, connections that are none yet, zeroes.
 const REACTOR_MRS: u64 = 4;
 
+/// Where what is asked for is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// In a configuration file.
+    InFile,
+    /// In options of the command line.
+    InOptions,
+}
+
 /// Looks at the machine, and at the configuration when there is one; an `Err` is why it cannot be
 /// used, in words.
 #[must_use]
-pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Vec<Check> {
+pub fn checks(
+    machine: &Machine,
+    config: Option<Result<&Config, &String>>,
+    written: Written,
+) -> Vec<Check> {
     let budget = Target::default().memory_budget_bytes;
     match config {
         None => {
             let mut checks = machine_checks(machine, &Role::target(budget));
             checks.extend(room::checks_of_any(machine));
-            checks.extend(state::checks(machine));
+            checks.extend(state::checks(machine, None));
             checks.extend(tables(None));
             checks.extend(lost::checks(machine, None));
             checks
@@ -41,16 +54,19 @@ pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Ve
             checks.push(Check::error(
                 CONFIGURATION,
                 error,
-                "a configuration that `capstan-target check` takes",
+                match written {
+                    Written::InFile => "a configuration that `capstan-target check` takes",
+                    Written::InOptions => "options that `capstan-target serve` takes",
+                },
                 "change what is named there",
             ));
             checks
         }
-        Some(Ok(config)) => with_config(machine, config),
+        Some(Ok(config)) => with_config(machine, config, written),
     }
 }
 
-fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
+fn with_config(machine: &Machine, config: &Config, written: Written) -> Vec<Check> {
     let config = &identities::numbered(config);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let plan = config.memory_plan(config.target.reactors.count(cores));
@@ -64,10 +80,17 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
             .map(|plan| needs(plan, config.target.shared_receive_queue)),
     };
     let mut checks = machine_checks(machine, &role);
-    checks.extend(state::checks(machine));
+    checks.extend(state::checks(machine, Some(config)));
     checks.extend(lost::checks(machine, Some(config)));
-    checks.extend(configuration(config));
-    checks.extend(tables(Some(config)));
+    let of_config = configuration(config, written);
+    // What is wrong with a medium is told once, by what a start looks at first.
+    let can_start = of_config
+        .iter()
+        .all(|check| check.verdict != Verdict::Error);
+    checks.extend(of_config);
+    if can_start {
+        checks.extend(tables(Some(config)));
+    }
     checks.extend(space::checks(config));
     if let Ok(plan) = &plan {
         checks.push(Check::ok("memory budget", plan.to_string()));
@@ -75,7 +98,19 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
     checks.extend(room::checks(machine, config));
     checks.extend(room::of_nfs(machine, config));
     checks.extend(listeners.iter().map(Listen::check));
+    if written == Written::InOptions {
+        checks.iter_mut().for_each(without_keys);
+    }
     checks
+}
+
+/// Says of keys that a check names where they could be written.
+fn without_keys(check: &mut Check) {
+    if let Some(remedy) = &mut check.remedy
+        && remedy.contains("target.")
+    {
+        remedy.push_str("; that is a key of a configuration (--config FILE), and no option");
+    }
 }
 
 /// Of files and devices that do not answer, a line each, which says what mends it.
@@ -112,14 +147,20 @@ fn tables(config: Option<&Config>) -> Vec<Check> {
 }
 
 /// What is wrong with the configuration on this machine. A budget that is too small is among it.
-fn configuration(config: &Config) -> Vec<Check> {
+fn configuration(config: &Config, written: Written) -> Vec<Check> {
     let overlaps = overlaps::found(config);
     if !overlaps.is_empty() {
         return findings(Verdict::Error, &overlaps, |_| {
             "take one of the two out of the configuration".to_owned()
         });
     }
-    let (warnings, problems) = config.look_at_machine();
+    let (mut warnings, mut problems) = config.look_at_machine();
+    if written == Written::InOptions {
+        problems = problems.map(Problems::in_options);
+        warnings
+            .iter_mut()
+            .for_each(|warning| warning.at.name_option());
+    }
     if warnings.is_empty() && problems.is_none() {
         let namespaces: usize = config.subsystems.iter().map(|s| s.namespaces.len()).sum();
         let subsystems = config.subsystems.len();
@@ -176,7 +217,7 @@ mod tests {
     use capstan_config::Config;
     use capstan_doctor::{Check, Machine, Verdict};
 
-    use super::{checks, needs};
+    use super::{Written, checks, needs};
 
     fn config(target: &str, listener: &str) -> Config {
         Config::from_toml(&format!(
@@ -189,12 +230,16 @@ mod tests {
 
     /// What the configuration adds, on a machine with these limits.
     fn examined(config: &Config, limits: &str) -> Vec<Check> {
+        examined_of(config, limits, Written::InFile)
+    }
+
+    fn examined_of(config: &Config, limits: &str, written: Written) -> Vec<Check> {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("proc/self")).unwrap();
         fs::write(root.path().join("proc/self/limits"), limits).unwrap();
         let addresses = vec![("lo".to_owned(), "127.0.0.1".parse().unwrap())];
         let machine = Machine::at(root.path(), addresses);
-        checks(&machine, Some(Ok(config)))
+        checks(&machine, Some(Ok(config)), written)
     }
 
     fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
@@ -260,6 +305,36 @@ mod tests {
     }
 
     #[test]
+    fn what_is_wrong_with_an_export_of_the_command_line_is_told_once_of_its_option() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let config = Config::from_toml(&format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n[[subsystem]]\n\
+             nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\npath = \"{path}\"\n"
+        ))
+        .unwrap();
+        for (written, name) in [
+            (Written::InOptions, "--export"),
+            (Written::InFile, "subsystem[0]"),
+        ] {
+            let checks = examined_of(&config, LIMITS, written);
+            let of_it = |check: &&Check| check.seen.contains("is a folder");
+            let found: Vec<_> = checks.iter().filter(of_it).collect();
+            let [check] = &found[..] else {
+                panic!("{found:?}");
+            };
+            assert_eq!(check.name, "configuration");
+            assert!(check.seen.starts_with(name), "{check:?}");
+            let mend = check.remedy.as_deref().unwrap();
+            assert!(mend.starts_with(&format!("change {name}")), "{mend}");
+        }
+        let mut check = Check::error("memory", "", "", "lower target.memory_budget");
+        super::without_keys(&mut check);
+        assert!(check.remedy.unwrap().contains("--config FILE"));
+    }
+
+    #[test]
     fn a_port_in_use_and_an_address_of_another_machine_are_warnings() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
@@ -291,7 +366,7 @@ mod tests {
     fn a_configuration_that_cannot_be_read_is_an_error_beside_the_rest() {
         let machine = Machine::here();
         let words = "no such file".to_owned();
-        let checks = checks(&machine, Some(Err(&words)));
+        let checks = checks(&machine, Some(Err(&words)), Written::InFile);
         assert_eq!(find(&checks, "configuration").verdict, Verdict::Error);
         assert!(find(&checks, "io_uring").name == "io_uring");
     }

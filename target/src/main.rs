@@ -11,6 +11,7 @@ use capstan_doctor::{Machine, Summary};
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
+use capstan_target::doctor::Written;
 use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
 use clap::error::ErrorKind;
@@ -244,7 +245,11 @@ fn examine(options: &Doctor) -> anyhow::Result<()> {
         Some(Err(_)) | None => Vec::new(),
     };
     let config = config.as_ref().map(Result::as_ref);
-    let mut checks = doctor::checks(&Machine::here(), config);
+    let written = match source.export {
+        Some(_) => Written::InOptions,
+        None => Written::InFile,
+    };
+    let mut checks = doctor::checks(&Machine::here(), config, written);
     checks.extend(doctor::of_silent(silent));
     match options.output {
         Output::Normal => print(&capstan_doctor::text(&checks))?,

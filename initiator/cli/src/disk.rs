@@ -9,7 +9,9 @@ use capstan_initiator::internals::disk::clearing::is_its_disk;
 use capstan_initiator::internals::disk::control::{Answer, Request, State, ask_within};
 use capstan_initiator::internals::disk::kept;
 use capstan_initiator::internals::disk::mounts::{Mount, mount_at, resolved};
-use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::internals::disk::record::{
+    Record, RecordError, VolumeDir, run_dir, volumes,
+};
 use capstan_initiator::internals::disk::users::{open_in, users_of_unmounted};
 use capstan_initiator::internals::disk::uses::{
     Use, claimed, claimed_behind_unmount, perhaps_by_overlays,
@@ -168,7 +170,14 @@ impl List {
     pub(crate) fn run(&self) -> Result<()> {
         let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
         let until = Instant::now() + LIST_PATIENCE;
-        for (dir, record) in volumes(&run_dir())? {
+        let found = volumes(&run_dir()).map_err(|error| match error {
+            RecordError::System { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                let what = "what root has attached is listed by root";
+                require_root(what).err().unwrap_or_else(|| source.into())
+            }
+            other => other.into(),
+        })?;
+        for (dir, record) in found {
             match record {
                 Ok(Some(record)) => rows.extend(Row::new(&dir, record, until)?),
                 Ok(None) => clean_up_unborn(&dir),

@@ -44,7 +44,7 @@ fn state_folder(folder: Option<&Path>) -> Check {
         return Check::error(
             NAME,
             format!("{} is not there", state::wanted().display()),
-            NEEDS_STATE,
+            format!("one: {NEEDS_STATE}"),
             format!(
                 "make it (mode 0700), or name another one in {}",
                 state::FOLDER_VARIABLE

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use capstan_config::{Backing, Config, Size};
+use capstan_config::{Backing, Config, Namespace, Size};
 use capstan_doctor::{Check, Machine, Verdict};
 use capstan_nvme_proto::text::Word;
 use nix::errno::Errno;
@@ -17,14 +17,18 @@ use crate::limits::STATE_BYTES_FREE_MIN;
 use crate::lost::running;
 
 const NAME: &str = "state folder";
+const MISSING: &str = "does not exist";
 /// What is lost without it, in words.
 const EXPECTED: &str = "a folder that the target can write to: there it remembers, over its end, which file or device each \
                         namespace is on, the LBA size of each file, and writes that were lost";
 
-/// What `doctor` says of it.
-pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
+/// What `doctor` says of it, of a target with this configuration if there is one.
+pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
     let variable = std::env::var(FOLDER_VARIABLE).ok();
     let mut checks = checks_of(machine, variable.as_deref());
+    if config.is_some_and(|config| !is_needed(config)) {
+        checks.iter_mut().for_each(done_without);
+    }
     let runs_in = std::env::var(running::FOLDER_VARIABLE).ok();
     checks.extend(runtime_folder(runs_in.as_deref()));
     checks
@@ -65,13 +69,39 @@ fn checks_of(machine: &Machine, variable: Option<&str>) -> Vec<Check> {
 /// What is wrong with it for a target with this configuration, in lines.
 #[must_use]
 pub fn warnings(config: &Config) -> Vec<String> {
-    let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
-    if !namespaces.any(|namespace| matches!(namespace.backing, Backing::Path(_))) {
+    if !of_paths(config).any(|_| true) {
         return Vec::new();
     }
-    let mut checks = checks(&Machine::at(Path::new("/"), Vec::new()));
+    let mut checks = checks(&Machine::at(Path::new("/"), Vec::new()), Some(config));
     checks.retain(|check| check.verdict != Verdict::Ok);
     checks.iter().map(Check::line).collect()
+}
+
+/// Namespaces that a target that starts again may give another medium.
+fn of_paths(config: &Config) -> impl Iterator<Item = &Namespace> {
+    let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    namespaces.filter(|namespace| matches!(namespace.backing, Backing::Path(_)))
+}
+
+/// Whether something that hosts know is written nowhere but in the state folder.
+fn is_needed(config: &Config) -> bool {
+    let is_written = |namespace: &Namespace| {
+        let has_identity = namespace.uuid.is_some() || namespace.nguid.is_some();
+        namespace.nsid_is_written && has_identity && namespace.lba.is_some()
+    };
+    !of_paths(config).all(is_written)
+}
+
+/// What the remedy says has been done about a folder that is missing.
+fn done_without(check: &mut Check) {
+    if check.seen.ends_with(MISSING) {
+        let seen = format!(
+            "{}; `nsid`, `uuid` and `lba` are written at each namespace that has a path, and what was lost of writes is not \
+             remembered over the target's end",
+            check.seen
+        );
+        *check = Check::ok(NAME, seen);
+    }
 }
 
 /// `folder` in words, which is at `path`.
@@ -82,7 +112,7 @@ fn check(named: &str, path: &Path) -> Check {
             return Check::ok(NAME, format!("{named}, {} free", Size(free_bytes)));
         }
         Err(Obstacle::Missing) => (
-            "does not exist".to_owned(),
+            MISSING.to_owned(),
             format!(
                 "make it for the user that the target runs as (`install -d -m 750 -o USER {folder}`), or name another one in \
                  {FOLDER_VARIABLE}. Without one, write `nsid`, `uuid` and `lba` at each namespace that has a path, as hosts \
@@ -247,6 +277,31 @@ mod tests {
             2,
             "and of the one that is used"
         );
+    }
+
+    #[test]
+    fn a_missing_folder_is_no_warning_where_all_it_would_keep_is_written() {
+        let config = |keys: &str| {
+            capstan_config::Config::from_toml(&format!(
+                "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
+                 nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
+                 [[subsystem.namespace]]\npath = \"/dev/a\"\n{keys}"
+            ))
+            .unwrap()
+        };
+        let uuid = "uuid = \"7b52fe06-fe19-5814-81b0-fcc245b3fa7a\"\n";
+        for (keys, is_needed) in [
+            (String::new(), true),
+            (format!("nsid = 1\n{uuid}"), true),
+            (format!("{uuid}lba = 4096\n"), true),
+            (format!("nsid = 1\n{uuid}lba = 4096\n"), false),
+        ] {
+            assert_eq!(super::is_needed(&config(&keys)), is_needed, "{keys}");
+        }
+        let mut checks = said(|_| {}, None);
+        checks.iter_mut().for_each(super::done_without);
+        assert_eq!(checks[0].verdict, Verdict::Ok, "{checks:?}");
+        assert!(checks[0].remedy.is_none(), "{checks:?}");
     }
 
     #[test]
