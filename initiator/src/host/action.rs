@@ -195,6 +195,8 @@ pub enum AssociationStatus {
         step: Step,
         /// Which attempt since the controller was lost; 0 for the first connect.
         attempt: u32,
+        /// Until I/O fails, in milliseconds; `None` is never, and of the first connect.
+        fails_in_ms: Option<u64>,
         /// Why the attempt before this one failed, or the connection was lost.
         cause: Option<Arc<ConnectError>>,
     },
@@ -230,9 +232,11 @@ impl fmt::Display for AssociationStatus {
             Self::Connecting {
                 step,
                 attempt,
+                fails_in_ms,
                 cause,
             } => {
                 write!(f, "reconnecting: attempt {attempt}, {}", step.name())?;
+                fails_in(f, *fails_in_ms)?;
                 match cause {
                     Some(cause) => write!(f, " ({cause})"),
                     None => Ok(()),
@@ -247,10 +251,7 @@ impl fmt::Display for AssociationStatus {
             } => {
                 write!(f, "reconnecting: attempt {attempt}, next in ")?;
                 seconds(f, *next_in_ms)?;
-                if let Some(fails_in_ms) = fails_in_ms {
-                    f.write_str(", I/O fails in ")?;
-                    seconds(f, *fails_in_ms)?;
-                }
+                fails_in(f, *fails_in_ms)?;
                 write!(f, " ({cause})")
             }
             Self::Resetting => f.write_str("resetting: the controller is shut down first"),
@@ -261,11 +262,43 @@ impl fmt::Display for AssociationStatus {
     }
 }
 
+fn fails_in(f: &mut fmt::Formatter<'_>, fails_in_ms: Option<u64>) -> fmt::Result {
+    let Some(fails_in_ms) = fails_in_ms else {
+        return Ok(());
+    };
+    f.write_str(", I/O fails in ")?;
+    seconds(f, fails_in_ms)
+}
+
 /// Tenths below ten seconds, whole seconds above.
 fn seconds(f: &mut fmt::Formatter<'_>, ms: u64) -> fmt::Result {
     if ms < 10_000 {
         write!(f, "{}.{} s", ms / 1000, ms % 1000 / 100)
     } else {
         write!(f, "{} s", ms / 1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{AssociationStatus, ConnectError, Step};
+
+    /// A target that says nothing has each attempt wait: most of the time there is one.
+    #[test]
+    fn an_attempt_that_is_under_way_says_until_when_there_are_more() {
+        let status = |fails_in_ms| AssociationStatus::Connecting {
+            step: Step::OpenAdmin,
+            attempt: 3,
+            fails_in_ms,
+            cause: Some(Arc::new(ConnectError::Closed)),
+        };
+        let told = status(Some(42_000)).to_string();
+        assert!(
+            told.contains(", I/O fails in 42 s (the association"),
+            "{told}"
+        );
+        assert!(!status(None).to_string().contains("I/O fails"));
     }
 }

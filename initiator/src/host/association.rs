@@ -188,15 +188,14 @@ impl Host {
             State::Connecting { step, .. } => AssociationStatus::Connecting {
                 step: *step,
                 attempt: self.backoff.attempts(),
+                fails_in_ms: self.fails_in_ms(now_us),
                 cause: self.loss.as_ref().map(|loss| Arc::clone(&loss.cause)),
             },
             State::Live { .. } => AssociationStatus::Live,
             State::Waiting { until_us } => AssociationStatus::Waiting {
                 attempt: self.backoff.attempts(),
                 next_in_ms: until_us.saturating_sub(now_us) / 1000,
-                fails_in_ms: self
-                    .loss_deadline_us()
-                    .map(|deadline_us| deadline_us.saturating_sub(now_us) / 1000),
+                fails_in_ms: self.fails_in_ms(now_us),
                 cause: self
                     .loss
                     .as_ref()
@@ -439,6 +438,11 @@ impl Host {
             },
             _ => false,
         }
+    }
+
+    fn fails_in_ms(&self, now_us: u64) -> Option<u64> {
+        let deadline_us = self.loss_deadline_us()?;
+        Some(deadline_us.saturating_sub(now_us) / 1000)
     }
 
     fn loss_deadline_us(&self) -> Option<u64> {

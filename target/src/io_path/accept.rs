@@ -439,7 +439,15 @@ impl IoPath {
 
 /// Says that a connection is refused; the host is told the status where it `is_told`.
 fn log_refusal(peer: SocketAddr, is_told: bool, refusal: &Refusal) {
-    if is_told {
+    // Mostly a host that has given up: there is nothing that it could be told.
+    let lost: Option<&dyn std::error::Error> = match refusal {
+        Refusal::Cm(error) => Some(error),
+        Refusal::Socket(error) => Some(error),
+        _ => None,
+    };
+    if let Some(error) = lost {
+        tracing::warn!(target: PEER_CAUSED, %peer, %error, "connection lost before accept");
+    } else if is_told {
         let status = refusal.status();
         tracing::warn!(target: PEER_CAUSED, %peer, %status, "refused a connection: {refusal}");
     } else {
