@@ -287,16 +287,32 @@ impl State {
         }
     }
 
-    /// Takes bytes of state for a client. Where there are none left, clients whose leases have
-    /// expired go, the longest expired first.
+    /// Takes of a stock for a client. Where there is no more, clients whose leases have expired go,
+    /// the longest expired first.
     ///
     /// # Errors
-    /// NFS4ERR_DELAY: the client or the server has all the state it may have.
-    fn take_bytes(&mut self, address: IpAddr, bytes: u64, now_us: u64) -> Result<(), Status> {
-        while self.bytes.take(address, bytes).is_err() {
+    /// NFS4ERR_DELAY: the client's address or the server has all that it may have.
+    fn take(
+        &mut self,
+        of: fn(&mut Self) -> &mut Stock,
+        address: IpAddr,
+        amount: u64,
+        now_us: u64,
+    ) -> Result<(), Status> {
+        while of(self).take(address, amount).is_err() {
             self.expire_longest_lapsed(now_us)?;
         }
         Ok(())
+    }
+
+    /// As [`State::take`], bytes of state.
+    fn take_bytes(&mut self, address: IpAddr, bytes: u64, now_us: u64) -> Result<(), Status> {
+        self.take(|state| &mut state.bytes, address, bytes, now_us)
+    }
+
+    /// As [`State::take`], bytes of replies that are kept or promised.
+    fn take_replies(&mut self, address: IpAddr, bytes: u64, now_us: u64) -> Result<(), Status> {
+        self.take(|state| &mut state.replies, address, bytes, now_us)
     }
 
     /// # Errors

@@ -244,9 +244,7 @@ impl State {
             .by_id(request.client)
             .ok_or(Status::BADSESSION)?;
         let address = client.address;
-        while self.opens.take(address, 1).is_err() {
-            self.expire_longest_lapsed(now_us)?;
-        }
+        self.take(|state| &mut state.opens, address, 1, now_us)?;
         // Each open is charged for all of its file, which may be another's as well.
         let bytes = entry_bytes(&owner)
             .saturating_add(map_entry_bytes::<FileKey, File>())

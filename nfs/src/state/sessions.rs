@@ -189,13 +189,10 @@ impl State {
         // What makes room must not take the client that it is for.
         self.clients.renew(id, now_us);
         self.take_bytes(address, bytes, now_us)?;
-        if self
-            .replies
-            .take(address, fore.maxresponsesize_cached.into())
-            .is_err()
-        {
+        let promised = fore.maxresponsesize_cached.into();
+        if let Err(status) = self.take_replies(address, promised, now_us) {
             self.bytes.give_back(address, bytes);
-            return Err(Status::DELAY);
+            return Err(status);
         }
         self.last_session = self.last_session.wrapping_add(1);
         let number = u64::from(self.instance) << 32 | u64::from(self.last_session);

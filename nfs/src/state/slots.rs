@@ -290,9 +290,13 @@ impl State {
         } else {
             0
         };
-        if self.replies.take(address, reserved.into()).is_err() {
+        let taken = self.take_replies(address, reserved.into(), now_us);
+        let Some(session) = self.sessions.get_mut(&arguments.sessionid) else {
+            return Err(Status::BADSESSION);
+        };
+        if let Err(status) = taken {
             session.shrink_target();
-            return Err(Status::DELAY);
+            return Err(status);
         }
         session.adapt_slots(&self.replies);
         let fore = session.fore;
