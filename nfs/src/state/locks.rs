@@ -10,8 +10,10 @@ use std::sync::Arc;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{ClientId, Stateid};
 
-use super::limits::{LOCK_STATES_PER_FILE_MAX, RANGES_PER_FILE_MAX, map_entry_bytes};
-use super::opens::{FileKey, entry_bytes};
+use super::limits::{
+    LOCK_STATES_PER_FILE_MAX, RANGES_PER_FILE_MAX, SHARE_TIMES_FREE, map_entry_bytes,
+};
+use super::opens::{File, FileKey, entry_bytes};
 use super::ranges::{Held, LockKind, LockRange};
 use super::shares::Shares;
 use super::stateids::{Entry, EntryKind};
@@ -21,6 +23,22 @@ use super::{Action, State};
 pub(crate) const RANGE_BYTES: u64 = 2 * size_of::<(LockRange, LockKind)>() as u64;
 /// Ranges that one change adds at most: a range of one kind in the middle of another is three.
 pub(crate) const RANGES_ADDED: u64 = 2;
+
+/// A bound of what the lock states of one file have together.
+struct FileBound {
+    max: usize,
+    /// How much more there may be after one change.
+    added: usize,
+}
+
+const LOCK_STATES: FileBound = FileBound {
+    max: LOCK_STATES_PER_FILE_MAX,
+    added: 1,
+};
+const RANGES: FileBound = FileBound {
+    max: RANGES_PER_FILE_MAX,
+    added: RANGES_ADDED as usize,
+};
 
 /// A lock owner's state on a file: what the driver keeps the open file description by that has its
 /// locks. Never used twice.
@@ -175,7 +193,7 @@ impl State {
         if in_the_way {
             return Err(Status::DELAY.into());
         }
-        self.check_ranges(request.file)?;
+        self.make_room_for_ranges(request.client, request.file, now_us)?;
         let number = match known {
             Some(number) => number,
             None => self.insert_lock_state(request, open, owner, now_us)?,
@@ -190,7 +208,8 @@ impl State {
     /// LOCKU (RFC 8881, section 18.12). Bytes that are not locked may be unlocked.
     ///
     /// # Errors
-    /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID; NFS4ERR_DELAY as of [`State::begin_lock`].
+    /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID; NFS4ERR_DELAY as of [`State::begin_lock`], where
+    /// one range becomes two.
     pub fn begin_unlock(
         &mut self,
         client: ClientId,
@@ -203,12 +222,13 @@ impl State {
         if entry.file != *file || !matches!(entry.kind, EntryKind::Lock { .. }) {
             return Err(Status::BAD_STATEID);
         }
-        if self
-            .files
-            .get(file)
-            .is_some_and(|file| file.changes_locks(number))
-        {
+        let of_file = self.files.get(file).ok_or(Status::BAD_STATEID)?;
+        if of_file.changes_locks(number) {
             return Err(Status::DELAY);
+        }
+        let held = of_file.locks.get(&number);
+        if held.is_some_and(|held| held.is_split_by(&range)) {
+            self.make_room_for_ranges(client, file, now_us)?;
         }
         self.begin_change(number, file, LockChange { range, kind: None }, now_us)
     }
@@ -363,17 +383,66 @@ impl State {
         Some((found?, clients))
     }
 
-    /// # Errors
-    /// NFS4ERR_DELAY: the file has as many ranges as it may have.
-    fn check_ranges(&self, file: &FileKey) -> Result<(), Status> {
-        let Some(file) = self.files.get(file) else {
-            return Ok(());
+    /// Makes room for the ranges that a change may add to those of a file, as of
+    /// [`State::make_room`].
+    fn make_room_for_ranges(
+        &mut self,
+        client: ClientId,
+        file: &FileKey,
+        now_us: u64,
+    ) -> Result<(), Status> {
+        let each = |file: &File, lock, held: &Held| {
+            let pending = file.pending.iter().filter(|of| of.lock.0 == lock).count();
+            held.len()
+                .saturating_add(pending.saturating_mul(RANGES.added))
         };
-        let held: usize = file.locks.values().map(Held::len).sum();
-        let added = usize::try_from(RANGES_ADDED).unwrap_or(usize::MAX);
-        let pending = file.pending.len().saturating_add(1).saturating_mul(added);
-        if held.saturating_add(pending) > RANGES_PER_FILE_MAX {
-            return Err(Status::DELAY);
+        self.make_room(client, file, &RANGES, each, now_us)
+    }
+
+    /// Makes room for more of what each lock state of a file has (`each`). Clients whose leases have
+    /// expired go where there is none, the longest expired first.
+    ///
+    /// # Errors
+    /// NFS4ERR_DELAY: the file has as many as it may have, or one address would have more than its
+    /// share of them, as of [`super::limits::Stock::take`].
+    fn make_room(
+        &mut self,
+        client: ClientId,
+        key: &FileKey,
+        bound: &FileBound,
+        each: impl Fn(&File, u64, &Held) -> usize,
+        now_us: u64,
+    ) -> Result<(), Status> {
+        let address = |state: &Self, id| state.clients.by_id(id).map(|client| client.address);
+        let of_client = address(self, client);
+        while let Some(file) = self.files.get(key) {
+            let count = |(number, held): (&u64, &Held)| each(file, *number, held);
+            let all = file.locks.iter().map(count).sum::<usize>();
+            let all = all.saturating_add(bound.added);
+            let free = bound.max.saturating_sub(all);
+            let times = usize::try_from(SHARE_TIMES_FREE).unwrap_or(usize::MAX);
+            let share = free.saturating_mul(times);
+            let is_own = |number: &u64| {
+                let entry = self.states.get(number);
+                entry.and_then(|entry| address(self, entry.client)) == of_client
+            };
+            // Who has all of them has no more than its share as a rule, and need not be looked for.
+            if all <= bound.max && all <= share {
+                return Ok(());
+            }
+            let own = file.locks.iter().filter(|(number, _)| is_own(number));
+            let own = own.map(count).sum::<usize>().saturating_add(bound.added);
+            if all <= bound.max && own <= share {
+                return Ok(());
+            }
+            let clients = file.lock_owners.keys().map(|(client, _)| *client);
+            let lapsed = clients.filter(|client| self.has_lapsed(*client, now_us));
+            let renewed_us = |client: &ClientId| {
+                let client = self.clients.by_id(*client);
+                client.map(|client| client.renewed_us)
+            };
+            let longest = lapsed.min_by_key(renewed_us).ok_or(Status::DELAY)?;
+            self.expire(longest, now_us);
         }
         Ok(())
     }
@@ -385,18 +454,14 @@ impl State {
         owner: Arc<[u8]>,
         now_us: u64,
     ) -> Result<u64, Status> {
-        let file = self.files.get(request.file).ok_or(Status::BAD_STATEID)?;
-        if file.locks.len() >= LOCK_STATES_PER_FILE_MAX {
-            return Err(Status::DELAY);
-        }
+        let each = |_file: &File, _lock, _held: &Held| 1;
+        self.make_room(request.client, request.file, &LOCK_STATES, each, now_us)?;
         let client = self
             .clients
             .by_id(request.client)
             .ok_or(Status::BADSESSION)?;
         let address = client.address;
-        while self.lock_states.take(address, 1).is_err() {
-            self.expire_longest_lapsed(now_us)?;
-        }
+        self.take(|state| &mut state.lock_states, address, 1, now_us)?;
         let bytes = entry_bytes(&owner)
             .saturating_add(map_entry_bytes::<u64, Held>())
             .saturating_add(16);

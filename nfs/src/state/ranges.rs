@@ -138,6 +138,12 @@ impl Held {
             .copied()
     }
 
+    /// Whether unlocking `range` makes two of one that is held.
+    pub(crate) fn is_split_by(&self, range: &LockRange) -> bool {
+        let splits = |held: &LockRange| held.first < range.first && range.last < held.last;
+        self.0.iter().any(|(held, _)| splits(held))
+    }
+
     /// Sets `range` to `kind`, or to nothing: what was there is cut, split or joined (POSIX; RFC
     /// 8881, section 9.2 lets a server have it so).
     pub(crate) fn set(&mut self, range: LockRange, kind: Option<LockKind>) {

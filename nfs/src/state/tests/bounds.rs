@@ -162,50 +162,168 @@ fn one_address_cannot_be_every_client() {
     server.join(2, 1);
 }
 
-#[test]
-fn ranges_of_a_file_are_bounded() {
-    let mut server = Server::new();
-    let (host, other) = (server.host(1), server.host(2));
-    let open = server.open(&host, &file(1)).stateid;
-    let other_open = server.open(&other, &file(1)).stateid;
-    let mut count = 0_u64;
-    let refused = loop {
+/// Locks every second byte of a file until it is refused: how many it has then, and its stateid.
+fn lock_all(server: &mut Server, host: &Host, file: &FileKey, kind: LockKind) -> (u64, Stateid) {
+    let open = server.open(host, file).stateid;
+    let owner = b"lock id";
+    let mut had = (0, open);
+    loop {
         let request = LockRequest {
             client: host.client,
-            file: &file(1),
-            kind: LockKind::Write,
-            range: range(count * 2, 1),
+            file,
+            kind,
+            range: range(100 + had.0 * 2, 1),
             is_reclaim: false,
-            locker: Locker::New {
-                open,
-                owner: b"lock id",
-            },
+            locker: Locker::New { open, owner },
         };
         match server.state.begin_lock(&request, server.now_us) {
-            Ok(intent) => {
-                server.state.commit_lock(&intent).unwrap();
-                count += 1;
+            Ok(intent) => had = (had.0 + 1, server.state.commit_lock(&intent).unwrap()),
+            Err(refused) => {
+                assert_eq!(refused, LockRefusal::Status(Status::DELAY));
+                server.settle();
+                return had;
             }
-            Err(refused) => break refused,
         }
-    };
-    assert_eq!(refused, LockRefusal::Status(Status::DELAY));
-    assert_eq!(count, limits::RANGES_PER_FILE_MAX as u64 - 1);
-    let locker = Locker::New {
-        open: other_open,
-        owner: b"lock id",
-    };
-    let denied = server.try_lock(&other, &file(1), locker, LockKind::Read, range(0, 9));
+    }
+}
+
+fn lock_byte(
+    server: &mut Server,
+    host: &Host,
+    file: &FileKey,
+    at: u64,
+) -> Result<Stateid, LockRefusal> {
+    let open = server.open(host, file).stateid;
+    let owner = b"lock id";
+    let locker = Locker::New { open, owner };
+    server.try_lock(host, file, locker, LockKind::Write, range(at, 1))
+}
+
+#[test]
+fn ranges_of_a_file_are_bounded_and_no_address_has_all() {
+    let mut server = Server::new();
+    let (host, other) = (server.host(1), server.host(2));
+    let (count, _) = lock_all(&mut server, &host, &file(1), LockKind::Write);
+    // A change may add two.
+    assert_eq!(count, limits::RANGES_PER_FILE_MAX as u64 / 4 * 3 - 1);
+    let denied = lock_byte(&mut server, &other, &file(1), 100);
     assert!(
         matches!(denied, Err(LockRefusal::Denied(_))),
         "others are told what is there"
     );
-    let other_file = server.open(&host, &file(2)).stateid;
-    let locker = Locker::New {
-        open: other_file,
-        owner: b"lock id",
+    lock_byte(&mut server, &other, &file(1), 0).unwrap();
+    lock_byte(&mut server, &host, &file(2), 0).unwrap();
+}
+
+#[test]
+fn ranges_of_clients_that_have_gone_make_room() {
+    let mut server = Server::new();
+    let (first, second, third) = (server.host(1), server.host(2), server.host(3));
+    for host in [&first, &second] {
+        lock_all(&mut server, host, &file(1), LockKind::Read);
+    }
+    server.wait_us(LEASE_US);
+    server.renew(&second, 1).unwrap();
+    server.wait_us(1);
+    let (count, _) = lock_all(&mut server, &third, &file(1), LockKind::Read);
+    assert!(count > 2000, "{count}: all that the first one had left");
+    assert_eq!(server.renew(&first, 1), Err(Status::BADSESSION));
+    assert_eq!(server.renew(&second, 2), Ok(()));
+}
+
+#[test]
+fn unlocking_the_middle_of_a_range_is_bounded_as_well() {
+    let mut server = Server::new();
+    let (host, other) = (server.host(1), server.host(2));
+    let open = server.open(&host, &file(1)).stateid;
+    let owner = b"lock id";
+    let locker = Locker::New { open, owner };
+    let all = range(10, 1 << 20);
+    let lock = server.try_lock(&host, &file(1), locker, LockKind::Write, all);
+    let lock = Stateid {
+        seqid: 0,
+        ..lock.unwrap()
     };
-    server
-        .try_lock(&host, &file(2), locker, LockKind::Write, range(0, 1))
-        .unwrap();
+    let mut count = 1;
+    let refused = loop {
+        let middle = range(10 + count * 2, 1);
+        let (client, now_us) = (host.client, server.now_us);
+        let begun = server
+            .state
+            .begin_unlock(client, &file(1), lock, middle, now_us);
+        match begun {
+            Ok(intent) => server.state.commit_lock(&intent).unwrap(),
+            Err(status) => break status,
+        };
+        count += 1;
+        assert!(count <= limits::RANGES_PER_FILE_MAX as u64, "without end");
+    };
+    assert_eq!(refused, Status::DELAY);
+    lock_byte(&mut server, &other, &file(1), 0).unwrap();
+    // What makes no more of them is always let through.
+    server.unlock(&host, &file(1), lock, all);
+}
+
+#[test]
+fn lock_owners_of_a_file_are_shared_as_well() {
+    let mut server = Server::new();
+    let (host, other, third) = (server.host(1), server.host(2), server.host(3));
+    let open = server.open(&host, &file(1)).stateid;
+    let mut count = 0_u64;
+    let refused = loop {
+        let owner = &count.to_be_bytes();
+        let request = LockRequest {
+            client: host.client,
+            file: &file(1),
+            kind: LockKind::Read,
+            range: range(100, 1),
+            is_reclaim: false,
+            locker: Locker::New { open, owner },
+        };
+        match server.state.begin_lock(&request, server.now_us) {
+            Ok(intent) => server.state.commit_lock(&intent).unwrap(),
+            Err(refused) => break refused,
+        };
+        count += 1;
+    };
+    assert_eq!(refused, LockRefusal::Status(Status::DELAY));
+    assert_eq!(count, limits::RANGES_PER_FILE_MAX as u64 / 4 * 3 - 1);
+    lock_byte(&mut server, &other, &file(1), 0).unwrap();
+    server.wait_us(LEASE_US);
+    server.wait_us(1);
+    let (count, _) = lock_all(&mut server, &third, &file(1), LockKind::Read);
+    assert!(count > 3000, "{count}");
+}
+
+#[test]
+fn kept_replies_of_clients_that_have_gone_make_room() {
+    // Each session is promised 2048 bytes, and each slot but the first takes as many.
+    let mut server = Server::with(Config::new().with_reply_bytes_max(16 << 10));
+    let here = server.host(1);
+    let mut gone = Vec::new();
+    for number in 2..=9 {
+        let name = format!("gone{number}").into_bytes();
+        let peer = Server::peer(number);
+        let exchanged = server.exchange(&name, 1, ExchangeIdFlags::empty(), &peer);
+        let exchanged = exchanged.unwrap();
+        match server.create(exchanged.client, 1, &peer) {
+            Ok(_) => gone.push(exchanged.client),
+            Err(status) => assert_eq!(status, Status::DELAY),
+        }
+    }
+    assert!(!gone.is_empty());
+    let request = Server::request(&here, 1, 1);
+    let slots = server.sequence(&here, &request);
+    assert_eq!(slots, Err(Status::DELAY), "all is promised");
+    server.wait_us(LEASE_US);
+    server.renew(&here, 1).unwrap();
+    server.wait_us(1);
+    assert!(matches!(
+        server.sequence(&here, &request),
+        Ok(Sequenced::New(..))
+    ));
+    // And for new clients from other addresses.
+    for number in 10..13 {
+        server.join(number, 1);
+    }
 }
