@@ -24,7 +24,7 @@ use crate::key::{Key, OWNER_BYTES};
 use crate::limits::EXPORTS;
 use crate::name::NameRule;
 use crate::pseudo::{NestedExport, PseudoError, PseudoTree};
-use crate::sys::{self, FdPath, NoHandle};
+use crate::sys::{self, NoHandle};
 use crate::uuid::file_system_id;
 use crate::writers::Writers;
 
@@ -146,9 +146,9 @@ impl Place {
 /// An exported directory, and what is mounted below it no more than its settings say.
 #[derive(Debug)]
 pub struct Export {
-    id: ExportId,
+    pub(crate) id: ExportId,
     root: OwnedFd,
-    root_place: Place,
+    pub(crate) root_place: Place,
     root_handle: KernelHandle,
     /// `..` of the root is another mount: the kernel itself does not go there.
     root_is_mounted: bool,
@@ -157,8 +157,8 @@ pub struct Export {
     file_system: FileSystemId,
     /// Its files have no disk, so that nothing is waited for to read one.
     is_in_memory: bool,
-    settings: Arc<ExportSettings>,
-    outer: Option<Arc<Self>>,
+    pub(crate) settings: Arc<ExportSettings>,
+    pub(crate) outer: Option<Arc<Self>>,
     writers: Arc<Writers>,
     /// Number of the directory that it is mounted on, once it was looked for.
     mounted_on: OnceLock<Option<u64>>,
@@ -190,7 +190,7 @@ impl Export {
     }
 
     /// `id` is chosen with what is under the root, where that is not known before.
-    fn of_root(
+    pub(crate) fn of_root(
         root: OwnedFd,
         settings: Arc<ExportSettings>,
         id: impl FnOnce(FileSystemId, &KernelHandle) -> ExportId,
@@ -343,18 +343,6 @@ fn id_of_path(client_path: &str) -> ExportId {
     ExportId(u32::from_be_bytes(first))
 }
 
-/// The same in every run for the same directory of the same file system below the same export.
-fn id_of_mounted(outer: ExportId, file_system: FileSystemId, root: &KernelHandle) -> ExportId {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&outer.0.to_be_bytes()).update(&file_system.0);
-    hasher
-        .update(&root.kind().to_be_bytes())
-        .update(root.bytes());
-    let mut first = [0; 4];
-    hasher.finalize_xof().fill(&mut first);
-    ExportId(u32::from_be_bytes(first))
-}
-
 impl Exports {
     /// Opens the directories.
     ///
@@ -432,7 +420,7 @@ impl Exports {
         Ok(exports)
     }
 
-    fn table(&self) -> RwLockReadGuard<'_, Table> {
+    pub(crate) fn table(&self) -> RwLockReadGuard<'_, Table> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -505,67 +493,6 @@ impl Exports {
     /// The handle of what the kernel knows by `kernel` in an export.
     pub fn file_handle(&self, export: &Export, kernel: &KernelHandle) -> Handle {
         Handle::of_file(&self.key, export.file_system, export.id, kernel)
-    }
-
-    /// The export whose root is what is mounted in `outer` and open as `fd`: one of the settings,
-    /// or one that `crossmnt` of `outer` makes. `None` where it is not exported.
-    pub(crate) fn mounted_in(
-        &self,
-        outer: &Arc<Export>,
-        fd: BorrowedFd<'_>,
-    ) -> Option<Arc<Export>> {
-        let place = Place::of(&sys::statx(fd, PLACE_MASK).ok()?);
-        // One that a reload has removed meanwhile takes nothing in, and one that it has changed
-        // does so with its new settings.
-        let outer = &self
-            .export(outer.id)
-            .filter(|now| now.root_place == outer.root_place)?;
-        let known = |export: &&Arc<Export>| {
-            export.root_place == place && export.outer.as_ref().is_some_and(|of| of.id == outer.id)
-        };
-        if let Some(export) = self.table().by_id.values().find(known) {
-            return Some(export.clone());
-        }
-        if !outer.settings.crossmnt {
-            return None;
-        }
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let root = open(FdPath::new(fd).as_c_str(), flags, Mode::empty()).ok()?;
-        let settings = outer.settings.clone();
-        let id = |file_system, root: &_| id_of_mounted(outer.id, file_system, root);
-        match Export::of_root(root, settings, id, Some(outer.clone()), &self.writers) {
-            Ok(export) => self.adopt(Arc::new(export)),
-            Err(error) => {
-                tracing::warn!("what is mounted below an export is not exported: {error}");
-                None
-            }
-        }
-    }
-
-    /// A file system that was unmounted and mounted again takes the place of what it was.
-    fn adopt(&self, export: Arc<Export>) -> Option<Arc<Export>> {
-        let mut table = self.table_to_change();
-        let by_id = &mut table.by_id;
-        let outer = export.outer.as_ref()?;
-        by_id.get(&outer.id).filter(|now| Arc::ptr_eq(now, outer))?;
-        let adopted = by_id.get(&export.id).is_none_or(|held| held.is_adopted());
-        if !adopted || by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
-            tracing::warn!(
-                "what is mounted below {} is not exported: its id is another export's, or there \
-                 are {EXPORTS} already; export it with a path of its own",
-                export.settings.path.display(),
-            );
-            return None;
-        }
-        by_id.insert(export.id, export.clone());
-        Some(export)
-    }
-
-    /// Forgets what `crossmnt` has made an export, so that it can be unmounted; it comes back when
-    /// a client looks it up.
-    pub fn release_mounted(&self) {
-        let mut table = self.table_to_change();
-        table.by_id.retain(|_, export| !export.is_adopted());
     }
 }
 

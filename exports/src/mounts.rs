@@ -1,15 +1,18 @@
-//! File systems that are mounted below an export with `crossmnt`, found when it is exported: their
-//! handles have to be known after a restart before anybody has looked them up.
+//! File systems that are mounted below an export with `crossmnt`: found when a client looks them up,
+//! and when the export is opened, as their handles have to be known after a restart before that.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::sys::stat::Mode;
 
-use crate::export::{Export, Exports};
-use crate::limits::MOUNT_POINTS;
+use crate::export::{Export, Exports, PLACE_MASK, Place};
+use crate::handle::{ExportId, FileSystemId, KernelHandle};
+use crate::limits::{EXPORTS, MOUNT_POINTS};
+use crate::sys::{self, FdPath};
 
 /// Mount points in the order of `/proc/thread-self/mountinfo` (proc_pid_mountinfo(5), field 5).
 fn mount_points(mountinfo: &[u8]) -> Vec<PathBuf> {
@@ -90,6 +93,81 @@ pub(crate) fn adopt_below(exports: &Exports, export: &Arc<Export>) {
         if let Some(adopted) = exports.mounted_in(outer, fd.as_fd()) {
             above.push((below.to_owned(), adopted));
         }
+    }
+}
+
+/// The same in every run for the same directory of the same file system below the same export.
+fn id_of_mounted(outer: ExportId, file_system: FileSystemId, root: &KernelHandle) -> ExportId {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&outer.0.to_be_bytes()).update(&file_system.0);
+    hasher
+        .update(&root.kind().to_be_bytes())
+        .update(root.bytes());
+    let mut first = [0; 4];
+    hasher.finalize_xof().fill(&mut first);
+    ExportId(u32::from_be_bytes(first))
+}
+
+impl Exports {
+    /// The export whose root is what is mounted in `outer` and open as `fd`: one of the settings,
+    /// or one that `crossmnt` of `outer` makes. `None` where it is not exported.
+    pub(crate) fn mounted_in(
+        &self,
+        outer: &Arc<Export>,
+        fd: BorrowedFd<'_>,
+    ) -> Option<Arc<Export>> {
+        let place = Place::of(&sys::statx(fd, PLACE_MASK).ok()?);
+        // One that a reload has removed meanwhile takes nothing in, and one that it has changed
+        // does so with its new settings.
+        let outer = &self
+            .export(outer.id)
+            .filter(|now| now.root_place == outer.root_place)?;
+        let known = |export: &&Arc<Export>| {
+            export.root_place == place && export.outer.as_ref().is_some_and(|of| of.id == outer.id)
+        };
+        if let Some(export) = self.table().by_id.values().find(known) {
+            return Some(export.clone());
+        }
+        if !outer.settings.crossmnt {
+            return None;
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root = open(FdPath::new(fd).as_c_str(), flags, Mode::empty()).ok()?;
+        let settings = outer.settings.clone();
+        let id = |file_system, root: &_| id_of_mounted(outer.id, file_system, root);
+        match Export::of_root(root, settings, id, Some(outer.clone()), &self.writers) {
+            Ok(export) => self.adopt(Arc::new(export)),
+            Err(error) => {
+                tracing::warn!("what is mounted below an export is not exported: {error}");
+                None
+            }
+        }
+    }
+
+    /// A file system that was unmounted and mounted again takes the place of what it was.
+    fn adopt(&self, export: Arc<Export>) -> Option<Arc<Export>> {
+        let mut table = self.table_to_change();
+        let by_id = &mut table.by_id;
+        let outer = export.outer.as_ref()?;
+        by_id.get(&outer.id).filter(|now| Arc::ptr_eq(now, outer))?;
+        let adopted = by_id.get(&export.id).is_none_or(|held| held.is_adopted());
+        if !adopted || by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
+            tracing::warn!(
+                "what is mounted below {} is not exported: its id is another export's, or there \
+                 are {EXPORTS} already; export it with a path of its own",
+                export.settings.path.display(),
+            );
+            return None;
+        }
+        by_id.insert(export.id, export.clone());
+        Some(export)
+    }
+
+    /// Forgets what `crossmnt` has made an export, so that it can be unmounted; it comes back when
+    /// a client looks it up.
+    pub fn release_mounted(&self) {
+        let mut table = self.table_to_change();
+        table.by_id.retain(|_, export| !export.is_adopted());
     }
 }
 
