@@ -6,7 +6,7 @@ use core::net::SocketAddr;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::fabrics::ConnectData;
 use capstan_nvme_proto::nqn::Nqn;
-use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::status::{Status, StatusContext};
 
 use crate::config::Transport;
 
@@ -14,7 +14,10 @@ use crate::config::Transport;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RefuseReason {
     /// The command or its data is malformed.
-    #[error(transparent)]
+    #[error(
+        "{} is {:X}h in {}, expected {}: answer {}", .0.field, .0.value, .0.location, .0.expected,
+        .0.status.display(StatusContext::Fabrics)
+    )]
     Malformed(#[from] CommandError),
     /// The first command of a connection was another one.
     #[error("opcode {opcode:02X}h before Connect, expected a Connect command")]

@@ -155,6 +155,7 @@ fn refusals_of_an_admin_queue_point_at_the_parameter() {
         ..ADMIN
     };
     let one_entry = Connect { sqsize: 1, ..ADMIN };
+    let no_entry = Connect { sqsize: 0, ..ADMIN };
     let cases = [
         (ADMIN, &unknown, invalid, ConnectData::SUBNQN_LOCATION),
         (
@@ -167,6 +168,7 @@ fn refusals_of_an_admin_queue_point_at_the_parameter() {
         (ADMIN, &fixed, invalid, ConnectData::CNTLID_LOCATION),
         (large, &good, invalid, ErrorLocation::sqe(44)),
         (one_entry, &good, invalid, ErrorLocation::sqe(44)),
+        (no_entry, &good, invalid, ErrorLocation::sqe(44)),
     ];
     for (connect, parameters, status, location) in cases {
         assert_eq!(
@@ -186,6 +188,10 @@ fn refusals_of_an_admin_queue_point_at_the_parameter() {
         "host nqn.2024-01.org.example:host3 is not allowed to use subsystem \
          nqn.2024-01.org.example:volume; add it to allowed_hosts"
     );
+    // It is known to be of a Connect: the status has no name of another command.
+    let answer = "expected 1 to FFFFh (a queue of at least 2 entries): answer Connect Invalid Parameters (SCT 1h, SC 82h, DNR)";
+    let begin = "SQSIZE is 0h in byte 44 of the command, ";
+    assert_eq!(kept[5], [begin, answer].concat());
 }
 
 /// SPDK's tools leave the Host NQN empty unless they are told one.
