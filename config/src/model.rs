@@ -45,8 +45,11 @@ pub struct Nfs {
     /// Bytes of memory for data that is moved by RDMA, by all clients together: 32 MiB to 64 GiB.
     /// None of it is mapped without RDMA.
     pub memory_bytes: u64,
-    /// The directories, in the order of the file; at least one.
+    /// The directories, in the order of the file; at least one, here or in `absent`.
     pub exports: Vec<ExportSettings>,
+    /// Of the directories, those whose file systems were found not to answer: none in a
+    /// configuration that was just read.
+    pub absent: Vec<ExportSettings>,
 }
 
 impl Nfs {

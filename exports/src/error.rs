@@ -11,6 +11,9 @@ pub enum FileError {
     /// The handle was never given out for what the export is now, or its file was deleted.
     #[error("the handle is stale: {0}; look the name up again")]
     Stale(StaleReason),
+    /// The export is one of those that were not opened ([`Exports::open_but`](crate::Exports)).
+    #[error("the file system of the export does not answer yet; ask again later")]
+    Absent,
     /// The kernel refused.
     #[error("{operation}: {errno}")]
     Kernel {

@@ -1,6 +1,6 @@
 //! Exported directories: opened once by path, and never looked for by it again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -335,6 +335,22 @@ pub(crate) struct Table {
     tree: Arc<PseudoTree>,
     /// Those of the settings, and those mounted below them with `crossmnt`.
     pub(crate) by_id: HashMap<ExportId, Arc<Export>>,
+    pub(crate) absent: Absent,
+}
+
+/// Exports that were not opened, as their file systems do not answer.
+#[derive(Debug, Default)]
+pub(crate) struct Absent {
+    ids: HashSet<ExportId>,
+    /// One of them has more exports mounted in it, whose ids are not known.
+    crossmnt: bool,
+}
+
+impl Absent {
+    /// Whether an export that is not open is one of them, or may be.
+    pub(crate) fn has(&self, id: ExportId) -> bool {
+        self.crossmnt || self.ids.contains(&id)
+    }
 }
 
 fn id_of_path(client_path: &str) -> ExportId {
@@ -349,20 +365,42 @@ impl Exports {
     /// # Errors
     /// Where one cannot be exported: then none is.
     pub fn open(key: Key, exports: Vec<ExportSettings>) -> Result<Self, ExportError> {
-        Self::open_beside(key, exports, Arc::default())
+        Self::open_but(key, exports, Vec::new())
+    }
+
+    /// As [`open`](Self::open), but for the `absent` ones, whose file systems do not answer: what
+    /// leads to them is [`FileError::Absent`] and not stale, so that clients wait, until
+    /// [`prepare`](Self::prepare) opens them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_but(
+        key: Key,
+        exports: Vec<ExportSettings>,
+        absent: Vec<ExportSettings>,
+    ) -> Result<Self, ExportError> {
+        Self::open_beside(key, exports, absent, Arc::default())
     }
 
     pub(crate) fn open_beside(
         key: Key,
         exports: Vec<ExportSettings>,
+        absent: Vec<ExportSettings>,
         writers: Arc<Writers>,
     ) -> Result<Self, ExportError> {
-        if exports.len() > EXPORTS {
-            return Err(ExportError::TooMany(exports.len()));
+        let count = exports.len().saturating_add(absent.len());
+        if count > EXPORTS {
+            return Err(ExportError::TooMany(count));
         }
         let mut settings = HashMap::new();
-        for export in exports {
+        let mut missing = Absent::default();
+        let present = exports.len();
+        for (index, export) in exports.into_iter().chain(absent).enumerate() {
             let id = export.id.unwrap_or_else(|| id_of_path(&export.client_path));
+            if index >= present {
+                missing.ids.insert(id);
+                missing.crossmnt |= export.crossmnt;
+            }
             let second = export.client_path.clone();
             if let Some(first) = settings.insert(id, Arc::new(export)) {
                 let first = first.client_path.clone();
@@ -380,7 +418,8 @@ impl Exports {
         let (tree, nested) = PseudoTree::new(&paths)?;
         let mut by_id = HashMap::new();
         for (&id, settings) in &settings {
-            if !nested.iter().any(|nested| nested.inner == id) {
+            let is_nested = nested.iter().any(|nested| nested.inner == id);
+            if !is_nested && !missing.ids.contains(&id) {
                 by_id.insert(
                     id,
                     Arc::new(Export::open_path(settings.clone(), id, &writers)?),
@@ -389,7 +428,9 @@ impl Exports {
         }
         // Their outer ones come before them: the tree has put them in order of their paths.
         for NestedExport { inner, outer } in nested {
-            let (Some(of), Some(outer)) = (settings.get(&inner), by_id.get(&outer)) else {
+            let outer = by_id.get(&outer).filter(|_| !missing.ids.contains(&inner));
+            let (Some(of), Some(outer)) = (settings.get(&inner), outer) else {
+                missing.ids.insert(inner);
                 continue;
             };
             let outer = outer.clone();
@@ -409,6 +450,7 @@ impl Exports {
             table: RwLock::new(Table {
                 tree: Arc::new(tree),
                 by_id,
+                absent: missing,
             }),
             writers,
         };
@@ -443,6 +485,19 @@ impl Exports {
         self.table().by_id.get(&id).cloned()
     }
 
+    /// As [`export`](Self::export).
+    ///
+    /// # Errors
+    /// [`FileError::Absent`] of one that is not open yet, and [`FileError::Stale`] of any other.
+    pub fn opened(&self, id: ExportId) -> Result<Arc<Export>, FileError> {
+        let table = self.table();
+        let export = table.by_id.get(&id).cloned();
+        export.ok_or_else(|| match table.absent.has(id) {
+            true => FileError::Absent,
+            false => FileError::Stale(StaleReason::NoSuchExport(id.0)),
+        })
+    }
+
     /// All of them, in no order.
     pub fn all(&self) -> Vec<Arc<Export>> {
         self.table().by_id.values().cloned().collect()
@@ -475,8 +530,7 @@ impl Exports {
                 known.ok_or(FileError::Stale(StaleReason::NoSuchDirectory))
             }
             Claim::File(id, kernel) => {
-                let export = self.export(id);
-                let export = export.ok_or(FileError::Stale(StaleReason::NoSuchExport(id.0)))?;
+                let export = self.opened(id)?;
                 if !presented.is_genuine(&self.key, export.file_system) {
                     return Err(FileError::Stale(StaleReason::Mac));
                 }

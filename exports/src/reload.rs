@@ -68,26 +68,36 @@ impl Exports {
     /// # Errors
     /// Where one cannot be exported: then those there were stay.
     pub fn reload(&self, exports: Vec<ExportSettings>) -> Result<Vec<Change>, ExportError> {
-        self.prepare(exports).map(|fresh| self.replace(fresh))
+        let fresh = self.prepare(exports, Vec::new())?;
+        Ok(self.replace(fresh))
     }
 
-    /// Opens what is to be exported next, under the same key. Clients have what there was until
-    /// then.
+    /// Opens what is to be exported next, under the same key, but for what is `absent` (see
+    /// [`open_but`](Self::open_but)). Clients have what there was until then.
     ///
     /// # Errors
     /// Where one cannot be exported.
-    pub fn prepare(&self, exports: Vec<ExportSettings>) -> Result<Fresh, ExportError> {
-        let fresh = Self::open_beside(self.key.clone(), exports, self.writers().clone())?;
+    pub fn prepare(
+        &self,
+        exports: Vec<ExportSettings>,
+        absent: Vec<ExportSettings>,
+    ) -> Result<Fresh, ExportError> {
+        let (key, writers) = (self.key.clone(), self.writers().clone());
+        let fresh = Self::open_beside(key, exports, absent, writers)?;
         let fresh = fresh.table.into_inner();
         Ok(Fresh(fresh.unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Exports what was prepared, and nothing else: handles of exports that stay lead where they
     /// did, and clients keep what they have open. What runs meanwhile ends as it began. Answers
-    /// with what has changed, by the paths for clients.
+    /// with what has changed, by the paths for clients; of what is absent now, nothing is known to
+    /// have changed.
     pub fn replace(&self, Fresh(fresh): Fresh) -> Vec<Change> {
         let now: Vec<_> = fresh.by_id.values().cloned().collect();
-        let before = mem::replace(&mut *self.table_to_change(), fresh).by_id;
+        let mut table = self.table_to_change();
+        let mut before = mem::replace(&mut *table, fresh).by_id;
+        before.retain(|id, _| table.by_id.contains_key(id) || !table.absent.has(*id));
+        drop(table);
         let mut changes = Vec::new();
         for export in now.iter().filter(|export| !export.is_adopted()) {
             let was = before.get(&export.id()).filter(|was| !was.is_adopted());

@@ -6,8 +6,9 @@ use std::fs;
 
 use capstan_exports::clients::{Access, Squash};
 use capstan_exports::error::StaleReason;
+use capstan_exports::pseudo::PseudoEntry;
 use capstan_exports::reload::{Change, Changed};
-use capstan_exports::{FileError, FileId, OpenAccess};
+use capstan_exports::{ExportSettings, Exports, FileError, FileId, Handle, OpenAccess};
 use support::{Disk, Exported, name, own_mounts, put, rules, run, settings};
 
 fn told(changes: &[Change]) -> Vec<(&str, Changed)> {
@@ -132,4 +133,53 @@ fn root_a_removed_export_takes_in_nothing_that_is_mounted_below_it() {
     look().unwrap();
     assert_eq!(exports.all().len(), 2);
     run("umount", &["--lazy", inner.to_str().unwrap()]).unwrap();
+}
+
+/// A client with handles of it waits.
+#[test]
+fn root_what_does_not_answer_yet_is_not_stale() {
+    own_mounts();
+    let disk = Disk::of("", "tmpfs").unwrap();
+    for folder in ["a", "b"] {
+        fs::create_dir(disk.path().join(folder)).unwrap();
+    }
+    let at = |folder: &str| settings(&disk.path().join(folder), &format!("/{folder}"));
+    // Nothing is asked of it: it need not even be there.
+    let absent = settings(&disk.path().join("absent"), "/b");
+    let handles = {
+        let exported = Exported::of(vec![at("b")]);
+        let root = exported.exports.handle(&exported.root());
+        let unknown = Exported::of(vec![at("a")]);
+        [root, unknown.exports.handle(&unknown.root())]
+    };
+    let exports = Exports::open_but(support::KEY, vec![], vec![absent.clone()]).unwrap();
+    let found = |handle: &Handle| exports.node(handle.bytes()).map(drop);
+    assert_eq!(found(&handles[0]), Err(FileError::Absent));
+    let stale = found(&handles[1]).unwrap_err();
+    assert!(matches!(stale, FileError::Stale(_)), "{stale}");
+    let tree = exports.tree();
+    let PseudoEntry::Directory(root) = tree.root() else {
+        panic!("{tree:?}");
+    };
+    let Some(PseudoEntry::Export(id)) = tree.lookup(root, name("b")) else {
+        panic!("{tree:?}");
+    };
+    assert_eq!(exports.opened(id).unwrap_err(), FileError::Absent);
+
+    // It is there, and away again.
+    let fresh = exports.prepare(vec![at("b")], vec![]).unwrap();
+    assert_eq!(told(&exports.replace(fresh)), [("/b", Changed::Added)]);
+    assert_eq!(found(&handles[0]), Ok(()));
+    let fresh = exports.prepare(vec![at("a")], vec![absent]).unwrap();
+    assert_eq!(told(&exports.replace(fresh)), [("/a", Changed::Added)]);
+    assert_eq!(found(&handles[0]), Err(FileError::Absent));
+
+    // Which file systems are mounted in one that does not answer is not known.
+    let across = ExportSettings {
+        crossmnt: true,
+        ..settings(&disk.path().join("absent"), "/c")
+    };
+    let exports = Exports::open_but(support::KEY, vec![], vec![across]).unwrap();
+    let found = exports.node(handles[1].bytes()).map(drop);
+    assert_eq!(found, Err(FileError::Absent));
 }

@@ -1,4 +1,4 @@
-//! Files and devices that do not answer. A process of its own opens them: one that waits in the
+//! Files, devices and directories that do not answer. A process of its own opens them: one that waits in the
 //! kernel, for a file system that stands still, cannot be ended, and would keep `check` and
 //! `doctor` from saying so.
 
@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
+use std::mem;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 use capstan_config::{Backing, Config};
 
+/// What to do about it.
+const LOOK: &str = "look at what it is on: `findmnt` has what is mounted, `dmesg` what failed";
 /// How long a file or device may take to be opened, in seconds.
 const ANSWER_SECONDS: u64 = 5;
 /// The same, behind one that did not answer: they are often on the same file system.
@@ -33,13 +36,7 @@ pub fn take_out_silent(config: &mut Config) -> Vec<String> {
         })
         .collect();
     let paths: Vec<PathBuf> = paths.into_iter().collect();
-    let silent = match silent(&paths) {
-        Ok(silent) => silent,
-        Err(error) => {
-            tracing::warn!(%error, "whether files and devices answer was not looked at first");
-            return Vec::new();
-        }
-    };
+    let silent = silent_of(&paths);
     for subsystem in &mut config.subsystems {
         subsystem
             .namespaces
@@ -48,7 +45,50 @@ pub fn take_out_silent(config: &mut Config) -> Vec<String> {
                 Backing::Ram { .. } | Backing::Null { .. } => true,
             });
     }
-    silent.iter().map(ToString::to_string).collect()
+    let told = silent.iter().map(|silent| {
+        format!(
+            "{silent}; a target that is started now waits for it, and nothing else of it was looked at: {LOOK}"
+        )
+    });
+    told.collect()
+}
+
+/// Takes the exports out of `config` that are on what does not answer, as absent ones, and says
+/// which they are, a line each.
+pub fn take_out_silent_exports(config: &mut Config) -> Vec<String> {
+    let Some(nfs) = &mut config.nfs else {
+        return Vec::new();
+    };
+    let paths: Vec<_> = nfs.exports.iter().map(|of| of.path.clone()).collect();
+    let silent = silent_of(&paths);
+    let mut told = Vec::new();
+    for export in mem::take(&mut nfs.exports) {
+        match silent.iter().find(|silent| silent.path == export.path) {
+            None => nfs.exports.push(export),
+            Some(silent) => {
+                let path = &export.client_path;
+                told.push(format!(
+                    "export {path}: {silent}; its clients wait until it does, and the others are served: {LOOK}"
+                ));
+                nfs.absent.push(export);
+            }
+        }
+    }
+    told
+}
+
+/// Whether each of `paths` answers.
+pub(crate) fn answering(paths: &[PathBuf]) -> Vec<bool> {
+    let silent = silent_of(paths);
+    let answers = |path: &PathBuf| !silent.iter().any(|silent| silent.path == *path);
+    paths.iter().map(answers).collect()
+}
+
+fn silent_of(paths: &[PathBuf]) -> Vec<Silent> {
+    silent(paths).unwrap_or_else(|error| {
+        tracing::warn!(%error, "whether files, devices and directories answer was not looked at first");
+        Vec::new()
+    })
 }
 
 /// What was not opened in time.
@@ -64,9 +104,7 @@ impl fmt::Display for Silent {
         let path = path.display();
         write!(
             f,
-            "{path} does not answer: it was not opened within {seconds} s, expected at once; a target that is \
-             started now waits for it, and nothing else of it was looked at: look at what it is on: \
-             `findmnt` has what is mounted, `dmesg` what failed"
+            "{path} does not answer: it was not opened within {seconds} s, expected at once"
         )
     }
 }
@@ -144,7 +182,7 @@ pub fn open(paths: &[PathBuf]) -> io::Result<()> {
         // are never opened.
         let is_medium = path.metadata().is_ok_and(|metadata| {
             let kind = metadata.file_type();
-            kind.is_file() || kind.is_block_device()
+            kind.is_file() || kind.is_block_device() || kind.is_dir()
         });
         if is_medium {
             let _ = File::open(path).and_then(|file| file.metadata());

@@ -14,6 +14,7 @@ use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Access, Backing, Config, Namespace, Nqn, Subsystem, first_of};
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
+use crate::answers;
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
 use crate::lba_size::{LbaSizes, Unknown};
@@ -47,6 +48,8 @@ pub(crate) struct Served {
     nfs: Option<Files>,
     /// Configured, and not served since the start, as their LBA sizes cannot be known.
     unknown: Vec<Unknown>,
+    /// Whether exports that do not answer are being asked again.
+    asks_exports: bool,
 }
 
 /// What differs between two configurations, and can be carried out while hosts are connected.
@@ -117,6 +120,7 @@ impl Served {
             identities,
             nfs,
             unknown,
+            asks_exports: false,
         }
     }
 
@@ -132,7 +136,10 @@ impl Served {
         control: &Arc<ControlPlane>,
         reactors: usize,
     ) -> anyhow::Result<String> {
-        let written = Config::from_file(file)?;
+        let mut written = Config::from_file(file)?;
+        for line in answers::take_out_silent_exports(&mut written) {
+            tracing::error!("{line}");
+        }
         control.look_at_media();
         let swapped = self.swapped(&written, &control.media().elsewhere());
         if swapped.is_empty() {

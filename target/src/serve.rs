@@ -249,7 +249,7 @@ impl Running {
         if let (Some(files), Some(nfs)) = (served.files_mut(), &config.nfs) {
             self.nfs = Some(files.serve(nfs)?);
         }
-        Ok(())
+        nfs::ask_again(&self.served, &mut served).context(nfs::NO_THREAD_TO_ASK)
     }
 
     /// Where NFS is served, with the ports that the kernel chose: over TCP first.
@@ -271,8 +271,13 @@ impl Running {
         let (served, control) = (Arc::clone(&self.served), Arc::clone(&self.control));
         let (reactors, file) = (self.reactors.len(), file.map(Path::to_owned));
         let work = move || {
-            let mut served = served.lock().unwrap_or_else(PoisonError::into_inner);
-            match reload(&mut served, file.as_deref(), &control, reactors) {
+            let all = &served;
+            let mut served = all.lock().unwrap_or_else(PoisonError::into_inner);
+            let reloaded = reload(&mut served, file.as_deref(), &control, reactors);
+            if let Err(error) = nfs::ask_again(all, &mut served) {
+                tracing::error!("{}: {error}", nfs::NO_THREAD_TO_ASK);
+            }
+            match reloaded {
                 Ok(changes) => {
                     tracing::info!("configuration reloaded: {changes}");
                     with_namespaces(&status, served.namespaces())

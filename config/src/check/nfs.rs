@@ -80,6 +80,7 @@ impl Checker<'_> {
                 limits::NFS_MEMORY_BYTES,
             ),
             exports: self.exports(&raw.export),
+            absent: Vec::new(),
         })
     }
 

@@ -57,7 +57,7 @@ pub(super) fn status_of(error: &FileError) -> Status {
         FileError::OutOfRange { .. } => Status::INVAL,
         FileError::WriteBack { .. } => Status::IO,
         FileError::Identity { .. } => Status::SERVERFAULT,
-        FileError::Full { .. } => Status::DELAY,
+        FileError::Full { .. } | FileError::Absent => Status::DELAY,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The directories of `[[export]]` that NFS clients get: opened at the start, replaced by a reload,
 //! with the files in them that hosts write as namespaces.
 
+mod absent;
 mod checks;
 mod server;
 
@@ -18,11 +19,16 @@ use capstan_nfs::service::Service;
 
 use crate::state;
 
+pub(crate) use absent::ask_again;
 pub(crate) use checks::checks;
 pub(crate) use server::{NfsServer, data_bytes, threads};
 
 /// What NFS needs the state folder for.
 pub(super) const NEEDS_STATE: &str = "NFS needs a state folder, for the key of file handles and what clients reclaim after a restart";
+
+/// Why an export that does not answer stays away.
+pub(super) const NO_THREAD_TO_ASK: &str =
+    "no thread to ask exports again that do not answer; a reload does so as well";
 
 /// A namespace of a subsystem.
 type Place = (Nqn, u32);
@@ -59,7 +65,11 @@ impl Files {
             );
         };
         let key = Key::open_or_make(folder).context("the key of file handles")?;
-        let exports = Arc::new(Exports::open(key, nfs.exports.clone())?);
+        let exports = Arc::new(Exports::open_but(
+            key,
+            nfs.exports.clone(),
+            nfs.absent.clone(),
+        )?);
         let mut files = Self {
             exports,
             service: None,
@@ -124,7 +134,8 @@ impl Files {
     /// # Errors
     /// One cannot be exported.
     pub(crate) fn prepare(&self, wanted: &Nfs) -> anyhow::Result<Fresh> {
-        let prepared = self.exports.prepare(wanted.exports.clone());
+        let (exports, absent) = (wanted.exports.clone(), wanted.absent.clone());
+        let prepared = self.exports.prepare(exports, absent);
         prepared.context("nothing was changed")
     }
 

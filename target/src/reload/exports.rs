@@ -1,8 +1,12 @@
-//! What differs of the exports of two configurations.
+//! What differs of the exports of two configurations, and exports that come later as their file
+//! systems did not answer.
 
 use std::collections::BTreeMap;
 
-use capstan_config::Config;
+use capstan_config::{Config, Nfs};
+use capstan_exports::ExportSettings;
+
+use super::Served;
 
 /// How many have come, gone and changed, by their paths for clients.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -15,7 +19,8 @@ pub(super) struct ExportsChanged {
 impl ExportsChanged {
     pub(super) fn between(served: &Config, wanted: &Config) -> Self {
         let of = |config: &Config| {
-            let exports = config.nfs.iter().flat_map(|nfs| nfs.exports.clone());
+            let nfs = config.nfs.iter();
+            let exports = nfs.flat_map(|nfs| nfs.exports.iter().chain(&nfs.absent).cloned());
             let exports = exports.map(|export| (export.client_path.clone(), export));
             exports.collect::<BTreeMap<_, _>>()
         };
@@ -41,5 +46,42 @@ impl ExportsChanged {
             (self.removed, "exports removed"),
             (self.changed, "exports changed"),
         ]
+    }
+}
+
+impl Served {
+    /// Whether there are exports to be asked again, and whoever asks this is the first to do it.
+    pub(crate) fn begins_asking(&mut self) -> bool {
+        let nfs = self.config.nfs.as_ref();
+        let begins = !self.asks_exports && nfs.is_some_and(|nfs| !nfs.absent.is_empty());
+        self.asks_exports |= begins;
+        begins
+    }
+
+    /// The exports, where there are some to be asked again; else that is over.
+    pub(crate) fn exports_to_ask(&mut self) -> Option<Nfs> {
+        let nfs = self.config.nfs.clone();
+        let nfs = nfs.filter(|nfs| !nfs.absent.is_empty());
+        self.asks_exports = nfs.is_some();
+        nfs
+    }
+
+    /// Serves an export that answers now, unless a reload has taken it out or in meanwhile.
+    ///
+    /// # Errors
+    /// It cannot be exported.
+    pub(crate) fn take_in(&mut self, export: &ExportSettings) -> anyhow::Result<()> {
+        let (Some(files), Some(nfs)) = (&self.nfs, &mut self.config.nfs) else {
+            return Ok(());
+        };
+        let Some(place) = nfs.absent.iter().position(|absent| absent == export) else {
+            return Ok(());
+        };
+        let mut wanted = nfs.clone();
+        wanted.exports.push(wanted.absent.remove(place));
+        let fresh = files.prepare(&wanted)?;
+        files.replace(fresh);
+        *nfs = wanted;
+        Ok(())
     }
 }

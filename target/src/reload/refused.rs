@@ -181,6 +181,7 @@ fn of_nfs(keys: &mut Keys, served: Option<&Nfs>, wanted: Option<&Nfs>) {
         threads_written,
         memory_bytes,
         exports: _,
+        absent: _,
     } = served;
     keys.compare("[nfs] over TCP", tcp, &to.tcp, |all| addresses(all));
     keys.compare("[nfs] over RDMA", rdma, &to.rdma, |all| addresses(all));

@@ -61,7 +61,7 @@ impl From<FileError> for Failure {
             FileError::OutOfRange { .. } => Status::INVAL,
             FileError::WriteBack { .. } => Status::IO,
             FileError::Identity { .. } | FileError::OtherFile => Status::SERVERFAULT,
-            FileError::Full { .. } => Status::JUKEBOX,
+            FileError::Full { .. } | FileError::Absent => Status::JUKEBOX,
         })
     }
 }

@@ -76,7 +76,7 @@ impl Context<'_> {
     }
 
     fn root_of(&self, id: ExportId) -> Result<Object, Failure> {
-        let export = self.exports.export(id).ok_or(Status::STALE)?;
+        let export = self.exports.opened(id)?;
         self.caller(&export)?;
         Ok(self.object_of(Node::root(&export)?)?)
     }
