@@ -20,7 +20,7 @@ use crate::error::{FileError, IdentityProblem};
 use crate::handle::ExportId;
 use crate::sys;
 
-/// Most groups of a caller besides its gid (RFC 5531, 8.2, AUTH_SYS: `gids<16>`).
+/// Most groups of a caller besides its gid (RFC 5531, appendix A, AUTH_SYS: `gids<16>`).
 pub const GROUPS: usize = 16;
 
 /// Id that the kernel takes for none: setfsuid(2) of it changes nothing, and root would stay root.
@@ -38,7 +38,7 @@ const FILE_CAPABILITIES: u64 =
 /// SETGID and SETUID, for the way back.
 const IDENTITY_CAPABILITIES: u64 = bit(6) | bit(7);
 
-/// What the caller says about itself (RFC 5531, 8.2, `authsys_parms`).
+/// What the caller says about itself (RFC 5531, appendix A, `authsys_parms`).
 #[derive(Clone, Copy, Debug)]
 pub struct Credentials<'a> {
     /// uid on the client.

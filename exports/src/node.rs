@@ -52,7 +52,7 @@ pub(crate) fn offset_of(what: &'static str, value: u64) -> Result<i64> {
 
 bitflags! {
     /// What a caller may do with a file, with the bits of ACCESS (RFC 8881, 18.1.1; RFC 8276,
-    /// 8.4.1 for those of extended attributes).
+    /// 8.5 for those of extended attributes).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Rights: u32 {
         /// Read data or entries.

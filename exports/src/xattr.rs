@@ -13,7 +13,7 @@ use crate::name::{NAME_BYTES, NameProblem};
 use crate::node::Node;
 use crate::sys;
 
-/// RFC 8276, 8.1: clients do not see the name space.
+/// Clients do not see the name space, as there is one alone (RFC 8276, 5).
 const PREFIX: &[u8] = b"user.";
 
 /// Whether an attribute that is set may or has to be there.
@@ -121,7 +121,7 @@ impl Node {
         self.check_caller(caller)?;
         let listing = FileError::kernel("listing extended attributes");
         let names = caller.act(|| {
-            // RFC 8276, 8.4.4: as READ of the file's data.
+            // As READ of the file's data: RFC 8276, 8.4.3, leaves it open.
             sys::access(self.fd(), libc::R_OK).map_err(listing)?;
             sized(|names| sys::list_xattrs(self.fd(), names)).map_err(listing)
         })?;

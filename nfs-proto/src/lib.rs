@@ -9,7 +9,7 @@
 //! # Conventions
 //! * Names are the RFCs', without their prefixes (`sa_`, `csr_` …) and version suffixes.
 //! * Nothing is copied: what is parsed borrows from the message. The data of WRITE and READ, and
-//!   the text of symbolic links, may lie beside the message (RFC 8267, sections 3 and 5.1):
+//!   the text of symbolic links, may lie beside the message (RFC 8267, sections 4 and 6.1):
 //!   [`codec::DataItem`].
 //! * A value that the RFCs do not define stays itself where a later RFC may define it (statuses,
 //!   numbers of operations and attributes, flags), and is malformed where XDR has an enumeration.
@@ -35,5 +35,5 @@ pub mod mount;
 pub mod v3;
 pub mod v4;
 
-/// The program number of every version of NFS (RFC 5662; RFC 1813, section 2.1).
+/// The program number of every version of NFS (RFC 5662; RFC 1813, section 2.2).
 pub const NFS_PROGRAM: u32 = 100_003;

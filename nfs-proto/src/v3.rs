@@ -9,5 +9,5 @@ pub mod results;
 pub mod status;
 pub mod types;
 
-/// Version of the program [`crate::NFS_PROGRAM`] (RFC 1813, section 2.1).
+/// Version of the program [`crate::NFS_PROGRAM`] (RFC 1813, section 2.2).
 pub const NFS_V3: u32 = 3;

@@ -51,7 +51,7 @@ xdr_struct! {
         pub count: u32,
         /// How stable the data is to be before the reply.
         pub stable: StableHow,
-        /// The data, which may have been reduced (RFC 8267, section 3).
+        /// The data, which may have been reduced (RFC 8267, section 4).
         pub data: DataItem<'a>,
     }
 }
@@ -95,7 +95,7 @@ xdr_struct! {
         pub place: DirOpArgs<'a>,
         /// The attributes it gets.
         pub symlink_attributes: SetAttributes,
-        /// The text, which may have been reduced (RFC 8267, section 3).
+        /// The text, which may have been reduced (RFC 8267, section 4).
         pub symlink_data: DataItem<'a>,
     }
 }

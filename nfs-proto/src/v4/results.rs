@@ -459,7 +459,7 @@ xdr_struct! {
 
 xdr_struct! {
     /// Bytes of a file (data4; RFC 7862, section 15.10.2). They are not reduced (RFC 8267, section
-    /// 5.1: not DDP-eligible).
+    /// 6.1: not DDP-eligible).
     pub struct Data<'a> {
         /// First byte.
         pub offset: u64,

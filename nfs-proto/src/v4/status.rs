@@ -1,6 +1,6 @@
 //! Statuses of NFS version 4: nfsstat4.
 //!
-//! Source: RFC 8881, section 15.1; RFC 7862, section 11.1; RFC 8276, section 8.4; the numbers are
+//! Source: RFC 8881, section 15.1; RFC 7862, section 11.1; RFC 8276, section 8.3; the numbers are
 //! those of RFC 5662, RFC 7863 and RFC 8276.
 
 use crate::macros::open_enum;

@@ -86,7 +86,7 @@ fn procedure(
             low: NFS_V3,
             high: NFS_V4,
         }),
-        // Clients of RDMA have it over TCP (RFC 8267, section 4.1).
+        // Clients of RDMA have it over TCP (RFC 8267, section 5.1).
         (MOUNT_PROGRAM, _) if call.wire != Wire::Tcp => Done::Refused(Accepted::ProgramUnavailable),
         (MOUNT_PROGRAM, MOUNT_V3) => mount::carry_out(service, call, header, arguments, reply),
         (MOUNT_PROGRAM, _) => Done::Refused(Accepted::ProgramMismatch {

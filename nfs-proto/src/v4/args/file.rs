@@ -54,7 +54,7 @@ xdr_struct! {
 pub enum CreateType<'a> {
     /// A directory.
     Directory,
-    /// A symbolic link to this text, which may have been reduced (RFC 8267, section 5.1).
+    /// A symbolic link to this text, which may have been reduced (RFC 8267, section 6.1).
     SymbolicLink(DataItem<'a>),
     /// A block device.
     Block(DeviceNumbers),

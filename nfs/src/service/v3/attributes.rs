@@ -209,7 +209,7 @@ impl Context<'_> {
         result.encode(to)
     }
 
-    /// The text of a link where the client wants it: in its memory (RFC 8267, section 3), or in the
+    /// The text of a link where the client wants it: in its memory (RFC 8267, section 4), or in the
     /// reply, where there is always room for it.
     fn link_text<'t>(&self, text: &'t [u8], to: &Writer<'_>) -> DataItem<'t> {
         match self.call.results.next(to) {
