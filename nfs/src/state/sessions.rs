@@ -30,9 +30,8 @@ fn check_sizes(asked: &ChannelAttributes) -> Result<(), Status> {
 /// What is granted of what a client asks for of its fore channel (RFC 8881, section 18.36.3).
 ///
 /// # Errors
-/// NFS4ERR_TOOSMALL: nothing fits into its messages; NFS4ERR_INVAL: no slots or no operations.
+/// NFS4ERR_INVAL: no slots or no operations.
 fn granted(asked: &ChannelAttributes) -> Result<ChannelAttributes, Status> {
-    check_sizes(asked)?;
     if asked.maxrequests == 0 || asked.maxoperations == 0 {
         return Err(Status::INVAL);
     }
@@ -122,10 +121,10 @@ impl State {
     /// was not told a session's ID cannot use it.
     ///
     /// # Errors
-    /// NFS4ERR_STALE_CLIENTID, NFS4ERR_SEQ_MISORDERED; NFS4ERR_DELAY: there is no room, or requests
-    /// of the instance that this one replaces are under way. With these the client may send the
-    /// same number again. NFS4ERR_CLID_INUSE, NFS4ERR_INVAL, NFS4ERR_TOOSMALL, NFS4ERR_NOSPC: what
-    /// the same number is told from then on (RFC 8881, section 18.36.4).
+    /// NFS4ERR_STALE_CLIENTID, NFS4ERR_TOOSMALL, NFS4ERR_SEQ_MISORDERED; NFS4ERR_DELAY: there is no
+    /// room, or requests of the instance that this one replaces are under way. With these the client
+    /// may send the same number again. NFS4ERR_CLID_INUSE, NFS4ERR_INVAL, NFS4ERR_NOSPC: what the
+    /// same number is told from then on (RFC 8881, section 18.36.4).
     pub fn create_session(
         &mut self,
         arguments: &CreateSession<'_>,
@@ -137,6 +136,9 @@ impl State {
             .clients
             .by_id(arguments.clientid)
             .ok_or(Status::STALE_CLIENTID)?;
+        // A client that then asks for more does so with the same number.
+        check_sizes(&arguments.fore_chan_attrs)?;
+        check_sizes(&arguments.back_chan_attrs)?;
         if arguments.sequence == client.create_sequence {
             return match client.create_reply {
                 CreateReply::Sent(reply) => reply,
@@ -176,7 +178,6 @@ impl State {
             return Err(Status::NOSPC);
         }
         let fore = granted(&arguments.fore_chan_attrs)?;
-        check_sizes(&arguments.back_chan_attrs)?;
         if !client.is_confirmed {
             self.confirm_client(id, now_us)?;
         }

@@ -60,7 +60,11 @@ fn what_is_asked_for_is_bounded() {
         ..FORE
     };
     let small_back = create_both(1, 0, [FORE, small(127)]);
-    assert_eq!(small_back, Err(Status::TOOSMALL));
+    assert_eq!(
+        small_back,
+        Err(Status::TOOSMALL),
+        "and the number is not used up"
+    );
     let mut create = |sequence, flags, fore| create_both(sequence, flags, [fore, FORE]);
     let greedy = ChannelAttributes {
         headerpadsize: u32::MAX,
@@ -71,7 +75,7 @@ fn what_is_asked_for_is_bounded() {
         maxrequests: u32::MAX,
         rdma_ird: Some(u32::MAX),
     };
-    let created = create(2, 7, greedy).unwrap();
+    let created = create(1, 7, greedy).unwrap();
     assert!(
         created.flags.is_empty(),
         "no back channel, nothing persistent"
@@ -87,10 +91,10 @@ fn what_is_asked_for_is_bounded() {
         rdma_ird: None,
     };
     assert_eq!(created.fore_chan_attrs, granted);
-    assert_eq!(create(3, 8, FORE), Err(Status::INVAL));
-    assert_eq!(create(4, 0, small(127)), Err(Status::TOOSMALL));
+    assert_eq!(create(2, 8, FORE), Err(Status::INVAL));
+    assert_eq!(create(3, 0, small(127)), Err(Status::TOOSMALL));
     assert_eq!(
-        create(5, 0, small(128))
+        create(3, 0, small(128))
             .unwrap()
             .fore_chan_attrs
             .maxrequestsize,
@@ -100,7 +104,7 @@ fn what_is_asked_for_is_bounded() {
         maxrequests: 0,
         ..FORE
     };
-    assert_eq!(create(6, 0, none), Err(Status::INVAL));
+    assert_eq!(create(4, 0, none), Err(Status::INVAL));
 }
 
 #[test]
