@@ -274,15 +274,16 @@ impl Driver {
 
     /// What is tried, and why it fails: the target may have come back as another one.
     fn attempt_failed(&mut self, attempt: u32, cause: &ConnectError) {
-        if !self.attempts.is_news(&cause.to_string(), Clock.now_us()) {
+        let destination = self.engine.last_tried();
+        let text = cause.to_string();
+        if !self.attempts.is_news(destination, &text, Clock.now_us()) {
             return;
         }
-        let destination = self.engine.destination();
         let Some(wire) = self.engine.went_by() else {
             return;
         };
         tracing::warn!(
-            "attempt {attempt} to connect again to {destination} over {wire} has failed: {cause}"
+            "attempt {attempt} to connect again to {destination} over {wire} has failed: {text}"
         );
     }
 

@@ -101,6 +101,8 @@ pub(crate) struct AssociationEngine {
     pub(super) memory: Memory,
     /// Of the same target, which the wire reaches as well: those that have failed longest first.
     pub(super) other_addresses: VecDeque<SocketAddr>,
+    /// Where a connection was last asked for; the next attempt may be made elsewhere.
+    pub(super) last_tried: SocketAddr,
     /// The transport, where it was to be found.
     pub(super) taken: Option<TakenTransport>,
     pub(super) provider: Option<ProviderKind>,
@@ -178,6 +180,7 @@ impl AssociationEngine {
             requests: Requests::new(requests, commands),
             memory,
             other_addresses: VecDeque::new(),
+            last_tried: config.destination,
             taken: None,
             provider: None,
             asked_digests,
@@ -215,9 +218,9 @@ impl AssociationEngine {
         &self.host
     }
 
-    /// Where the controller is, or where it is tried next.
-    pub(crate) fn destination(&self) -> SocketAddr {
-        self.config.destination
+    /// Where a connection was last asked for.
+    pub(crate) fn last_tried(&self) -> SocketAddr {
+        self.last_tried
     }
 
     /// The subsystem.

@@ -58,6 +58,7 @@ impl AssociationEngine {
 
     fn open(&mut self, (entries, flow_control): (u16, bool), request: &CmRequest, now_us: u64) {
         let qid = request.qid;
+        self.last_tried = self.config.destination;
         let opened = private_data(request).and_then(|private_data| {
             let queue = OpenQueue {
                 qid,

@@ -1,6 +1,7 @@
 //! Controllers that break the rules, and what is held against them.
 
 use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use capstan_nvme_proto::cqe::Cqe;
@@ -9,7 +10,7 @@ use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_reactor::Clock;
 
 use super::{LBA_BYTES, Op, Queue, World, pattern};
-use crate::host::AssociationStatus;
+use crate::host::{AssociationStatus, Event as HostEvent};
 
 #[test]
 fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
@@ -106,4 +107,32 @@ fn responses_that_come_with_an_end_are_not_held_against_the_controller() {
     world.engine.turn(Clock.now_us());
     world.until(|world| world.events.iter().any(|event| event.starts_with("lost")));
     assert_eq!(world.engine.host().counters().bad_cid, 0);
+}
+
+/// What is told of an attempt is of the address that was tried, not of the one whose turn is next.
+#[test]
+fn an_attempt_that_fails_is_told_of_the_address_that_was_tried() {
+    let closed = |listener: TcpListener| listener.local_addr().unwrap();
+    let mut world = World::live(Digests::empty());
+    let other = closed(TcpListener::bind("127.0.0.2:0").unwrap());
+    let first = world.peer.address();
+    world.engine.set_other_addresses([other].into_iter());
+    world.peer.listener = TcpListener::bind("127.0.0.3:0").unwrap();
+    world.peer.queues.clear();
+    let end_us = Clock.now_us() + 10_000_000;
+    let mut tried = Vec::new();
+    while tried.len() < 4 {
+        let now_us = Clock.now_us();
+        assert!(now_us < end_us, "{tried:?}");
+        world.engine.turn(now_us);
+        while let Some(event) = world.engine.poll_event() {
+            if let HostEvent::AttemptFailed { cause, .. } = event {
+                let told = cause.to_string();
+                let at = world.engine.last_tried();
+                assert!(told.contains(&format!("connecting to {at}: ")), "{told}");
+                tried.push(at);
+            }
+        }
+    }
+    assert_eq!(tried, [first, other, first, other]);
 }
