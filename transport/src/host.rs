@@ -105,6 +105,8 @@ pub enum OpenError {
     Connection(CmError),
     /// It was made and ended before it could be used, for this reason.
     Disconnected(String),
+    /// Over NVMe/TCP an ICResp came that breaks the rules, in this way.
+    BadIcResp(String),
     /// Over NVMe/TCP no ICResp came: the controller sent something else, or ended it.
     NoIcResp {
         /// Why.

@@ -219,6 +219,7 @@ pub(super) fn open_error(qid: u16, error: OpenError) -> ConnectError {
         OpenError::Resources { what, message } => ConnectError::Resources { what, message },
         OpenError::Connection(source) => ConnectError::Transport { qid, source },
         OpenError::Disconnected(cause) => ConnectError::Disconnected { qid, cause },
+        OpenError::BadIcResp(what) => ConnectError::Protocol { qid, what },
         OpenError::NoIcResp { why, is_mute } => ConnectError::NoIcResp { qid, why, is_mute },
     }
 }

@@ -284,6 +284,13 @@ impl HostQueue {
         self.stream.handle_timeout(&mut self.side, now_us);
     }
 
+    /// Whether the last PDU that has come, or of which some has, is an ICResp.
+    #[must_use]
+    pub fn last_is_ic_resp(&self) -> bool {
+        let header = self.stream.reader.header();
+        header.first() == Some(&PduType::IC_RESP.0)
+    }
+
     /// The next event.
     pub fn poll_event(&mut self) -> Option<HostQueueEvent> {
         self.side.events.pop_front()

@@ -236,12 +236,7 @@ impl TcpHostWire {
                     Some(HostQueueEvent::Ended(reason)) => {
                         let until = Instant::now() + Duration::from_micros(LAST_WORD_US);
                         connection.send_term_req(until);
-                        let counts = connection.link.counts();
-                        let has_sent = counts.direct_bytes + counts.copied_bytes > 0;
-                        Err(OpenError::NoIcResp {
-                            is_mute: matches!(reason, EndReason::Lost(_)) && !has_sent,
-                            why: end_text(reason),
-                        })
+                        Err(not_set_up(&connection, reason))
                     }
                     _ if now_us < deadline_us => Ok(Some(Step::SettingUp(connection))),
                     _ => Err(OpenError::Connection(CmError::Silent {
@@ -484,6 +479,23 @@ fn outcome(qid: u16, cqe: Cqe, arrived: Arrived) -> Cqe {
         Cqe::new(cqe.cid.get(), cqe.sqhd.get(), status, 0)
     } else {
         cqe
+    }
+}
+
+/// Why the set-up of a connection came to nothing, which has ended for this `reason`.
+fn not_set_up(connection: &TcpHostConnection, reason: EndReason) -> OpenError {
+    match reason {
+        EndReason::Violation(what) if connection.queue.last_is_ic_resp() => {
+            OpenError::BadIcResp(what)
+        }
+        reason => {
+            let counts = connection.link.counts();
+            let has_sent = counts.direct_bytes + counts.copied_bytes > 0;
+            OpenError::NoIcResp {
+                is_mute: matches!(reason, EndReason::Lost(_)) && !has_sent,
+                why: end_text(reason),
+            }
+        }
     }
 }
 

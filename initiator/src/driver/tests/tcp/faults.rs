@@ -1,26 +1,26 @@
 //! Controllers that break the rules, and what is held against them.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status as CommandStatus;
-use capstan_nvme_proto::tcp::setup::Digests;
+use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcResponse};
 use capstan_reactor::Clock;
+use zerocopy::IntoBytes as _;
 
 use super::{LBA_BYTES, Op, Queue, World, pattern};
 use crate::host::{AssociationStatus, Event as HostEvent};
 
-#[test]
-fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
+/// Why the host does not connect to what answers its ICReq with `bytes`, and its side of that.
+fn answered_with(bytes: &[u8]) -> (String, TcpStream) {
     let mut world = World::new(Digests::empty());
-    // An ICResp is expected, and a response capsule comes: its type is 05h.
     let (listener, engine) = (&world.peer.listener, &mut world.engine);
     listener.set_nonblocking(false).unwrap();
     engine.turn(Clock.now_us());
     let (mut stream, _) = listener.accept().unwrap();
-    stream.write_all(&[5, 0, 24, 0, 24, 0, 0, 0]).unwrap();
+    stream.write_all(bytes).unwrap();
     let end_us = Clock.now_us() + 10_000_000;
     let cause = loop {
         engine.turn(Clock.now_us());
@@ -30,7 +30,13 @@ fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
             _ => assert!(Clock.now_us() < end_us),
         }
     };
-    let told = cause.to_string();
+    (cause.to_string(), stream)
+}
+
+#[test]
+fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
+    // An ICResp is expected, and a response capsule comes: its type is 05h.
+    let (told, mut stream) = answered_with(&[5, 0, 24, 0, 24, 0, 0, 0]);
     assert!(told.starts_with("queue 0: no ICResp came: "), "{told}");
     // It has spoken, and not as what speaks another transport.
     assert!(!told.contains("Transport::Rdma"), "{told}");
@@ -41,6 +47,30 @@ fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
     stream.read_to_end(&mut sent).unwrap();
     // Behind ICReq: an H2CTermReq, 02h, with FES 02h (PDU Sequence Error).
     assert_eq!((sent[128], &sent[136..138]), (0x02, &[0x02, 0][..]));
+}
+
+#[test]
+fn an_ic_resp_that_breaks_the_rules_has_come() {
+    let good = IcResponse {
+        cpda: DataAlignment::DWORD,
+        digests: Digests::empty(),
+        maxh2cdata_bytes: 4096,
+    };
+    let good = good.encode();
+    for (at, byte, field) in [
+        (4, 0, "PLEN"),
+        (8, 1, "PFV"),
+        (10, 0xFF, "CPDA"),
+        (11, 3, "DGST"),
+        (13, 0, "MAXH2CDATA"),
+    ] {
+        let mut bytes = good.as_bytes().to_vec();
+        bytes[at] = byte;
+        let (told, _) = answered_with(&bytes);
+        let begin = format!("queue 0: {field} of ICResp is ");
+        assert!(told.starts_with(&begin), "{told}");
+        assert!(told.ends_with("; the target does not conform"), "{told}");
+    }
 }
 
 /// On a queue at work: what breaks the rules is named on the wire before the connection ends.
