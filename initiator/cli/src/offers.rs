@@ -11,6 +11,19 @@ use super::discover::{places, transport_type};
 /// Names that are none, of which a message has as many at most.
 const UNNAMED_TOLD_MAX: usize = 4;
 
+/// Names of subsystems that a message lists: a target may offer thousands.
+const NAMES_TOLD_MAX: usize = 16;
+
+/// Names of subsystems, and how many more there are.
+pub(crate) fn names_told(names: &[Nqn]) -> String {
+    let told: Vec<_> = names.iter().take(NAMES_TOLD_MAX).map(Nqn::as_str).collect();
+    let more = match names.len() - told.len() {
+        0 => String::new(),
+        more => format!(" and {more} more (`capstan discover` shows all)"),
+    };
+    format!("{}{more}", told.join(", "))
+}
+
 /// What is offered over one transport, and besides.
 #[derive(Debug)]
 pub(crate) struct Offers {
@@ -98,14 +111,11 @@ impl Offers {
         match self.here.as_slice() {
             [only] => Ok(only.clone()),
             [] => Err(anyhow!("{at} {}", self.why_none(hostnqn))),
-            several => {
-                let list: Vec<_> = several.iter().map(Nqn::as_str).collect();
-                bail!(
-                    "{at} offers {} subsystems, give one with --nqn: {}",
-                    list.len(),
-                    list.join(", ")
-                )
-            }
+            several => bail!(
+                "{at} offers {} subsystems, give one with --nqn: {}",
+                several.len(),
+                names_told(several)
+            ),
         }
     }
 }
@@ -162,5 +172,20 @@ mod tests {
             told,
             "here offers 2 subsystems, give one with --nqn: nqn.a, nqn.b"
         );
+    }
+
+    #[test]
+    fn of_thousands_few_are_named_and_the_rest_counted() {
+        let names = (1000..5096).map(|number| format!("nqn.{number}"));
+        let entries: Vec<_> = names
+            .map(|name| entry(name.as_bytes(), TransportType::TCP))
+            .collect();
+        let told = only(&entries).unwrap_err();
+        assert!(
+            told.starts_with("here offers 4096 subsystems, give one with --nqn: nqn.1000, "),
+            "{told}"
+        );
+        let end = ", nqn.1015 and 4080 more (`capstan discover` shows all)";
+        assert!(told.ends_with(end), "{told}");
     }
 }

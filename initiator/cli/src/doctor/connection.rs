@@ -13,7 +13,7 @@ use capstan_rdma::address_words::RouteTo;
 use capstan_rdma::contract::CmError;
 use nix::libc;
 
-use super::super::offers::Offers;
+use super::super::offers::{Offers, names_told};
 use super::super::output;
 use super::reach::Reached;
 
@@ -84,18 +84,19 @@ fn offers(
         .collect();
     names.sort();
     names.dedup();
-    let list: Vec<_> = names.iter().map(Nqn::as_str).collect();
-    let seen = match list.as_slice() {
+    let seen = match names.as_slice() {
         [] => format!("no subsystem for this host (generation {genctr})"),
-        list => format!("{} (generation {genctr})", list.join(", ")),
+        names => format!("{} (generation {genctr})", names_told(names)),
     };
     let allow = format!(
         "check the name; if it is right, on the target: add \"{hostnqn}\" to the subsystem's \
          allowed_hosts, and systemctl reload capstan-target"
     );
     match wanted {
-        Some(wanted) if !list.contains(&wanted) => Check::warning(NAME, seen, wanted, allow),
-        None if list.is_empty() => Check::warning(NAME, seen, "a subsystem", allow),
+        Some(wanted) if !names.iter().any(|name| name.as_str() == wanted) => {
+            Check::warning(NAME, seen, wanted, allow)
+        }
+        None if names.is_empty() => Check::warning(NAME, seen, "a subsystem", allow),
         _ => Check::ok(NAME, seen),
     }
 }
