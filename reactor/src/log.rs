@@ -3,6 +3,8 @@
 //! A line is put into a queue, and a thread of its own writes it. When the queue is full, because
 //! that thread cannot write, lines are left out and counted.
 
+pub mod limit;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
@@ -73,19 +75,22 @@ impl Behind {
     pub fn start(writer: impl Into<Dispatch>) -> io::Result<(Self, LastLines)> {
         let queue = Arc::new(Queue::default());
         let (writer, lines) = (writer.into(), Arc::clone(&queue));
-        // The thread takes no signal: programs block the signals they wait for later than this.
-        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let started = thread::Builder::new()
-            .name("log writer".into())
-            .spawn(move || {
-                loop {
-                    lines.write_next(&writer);
-                }
-            });
-        before.thread_set_mask()?;
-        started?;
+        spawn_without_signals("log writer", move || lines.write_next(&writer))?;
         Ok((Self(Arc::clone(&queue)), LastLines(queue)))
     }
+}
+
+/// A thread that does `work` again and again. It takes no signal: programs block the signals they
+/// wait for later than they begin to log.
+fn spawn_without_signals(name: &str, mut work: impl FnMut() + Send + 'static) -> io::Result<()> {
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let started = thread::Builder::new().name(name.into()).spawn(move || {
+        loop {
+            work();
+        }
+    });
+    before.thread_set_mask()?;
+    started.map(drop)
 }
 
 impl<S: Subscriber> Layer<S> for Behind {

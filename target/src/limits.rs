@@ -87,16 +87,6 @@ pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 /// ever. Below TimeoutStopSec= of capstan-target.service, 30 s.
 pub(crate) const STOP_TIMEOUT_US: u64 = 4 * DRAIN_TIMEOUT_US;
 
-/// Lines of one kind that peers can cause in a [`LOG_WINDOW`]: a person reads no more, and a
-/// thousand kinds of 200 bytes would be 2 MB a second, of which there are some twenty.
-pub(crate) const LOG_LINES_OF_A_KIND: u32 = 10;
-/// For so long lines are counted; then one says how many were left out.
-pub(crate) const LOG_WINDOW: Duration = Duration::from_secs(1);
-/// Lines of a kind that are known when they come again.
-pub(crate) const LOG_REPEATS_KEPT: usize = 16;
-/// How often a line that comes again and again is written at last.
-pub(crate) const LOG_REPEATS_EVERY: Duration = Duration::from_secs(60);
-
 /// How long a start waits for operations that a killed target has left on their way to a medium:
 /// SCSI and NVMe disks give one 30 s, and once more. Below TimeoutStartSec= of
 /// capstan-target.service, which starts the target again after that, and again it waits.

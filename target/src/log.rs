@@ -1,10 +1,10 @@
 //! Where log lines go: to the journal with their fields when it owns stderr, to stderr otherwise.
 //! Its reader may stand still ([`Behind`]).
 
-mod limit;
-
 use std::io::{self, IsTerminal};
 
+use capstan_rdma::PEER_CAUSED;
+use capstan_reactor::log::limit::Limit;
 use capstan_reactor::log::{Behind, LastLines};
 use tracing::Dispatch;
 use tracing_subscriber::filter::LevelFilter;
@@ -19,7 +19,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// There is no thread to be had for it.
 pub fn start(level: &str) -> io::Result<LastLines> {
     let filter: LevelFilter = level.parse().unwrap_or(LevelFilter::INFO);
-    let limit = limit::Limit::start()?;
+    let limit = Limit::start(PEER_CAUSED)?;
     let (behind, last_lines) = Behind::start(writer(filter))?;
     let started = registry().with(filter).with(limit).with(behind).try_init();
     // A test in the same process may have started logging before: its subscriber stays.

@@ -1,7 +1,7 @@
-//! Lines that peers cause ([`PEER_CAUSED`]) are as many as peers like. So many of each kind are
-//! written in a second; then one line says how many more there were. A line that is equal to one
-//! before says nothing new: it is counted, and the count is written a second later, then after two,
-//! four and more seconds, once a minute at last.
+//! Lines that peers cause are as many as peers like. So many of each kind are written in a second;
+//! then one line says how many more there were. A line that is equal to one before says nothing
+//! new: it is counted, and the count is written a second later, then after two, four and more
+//! seconds, once a minute at last.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::{self, Write as _};
@@ -11,21 +11,33 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_rdma::PEER_CAUSED;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use crate::limits::{LOG_LINES_OF_A_KIND, LOG_REPEATS_EVERY, LOG_REPEATS_KEPT, LOG_WINDOW};
+use super::spawn_without_signals;
+
+/// Lines of one kind that peers can cause in a [`WINDOW`]: a person reads no more, and a thousand
+/// kinds of 200 bytes would be 2 MB a second, of which there are some twenty.
+const LINES_OF_A_KIND: u32 = 10;
+/// For so long lines are counted; then one says how many were left out.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Lines of a kind that are known when they come again.
+const REPEATS_KEPT: usize = 16;
+/// How often a line that comes again and again is written at last.
+const REPEATS_EVERY: Duration = Duration::from_secs(60);
 
 /// Leaves out lines beyond the limit. A kind is a place in the program.
-pub(super) struct Limit {
+#[derive(Debug)]
+pub struct Limit {
+    /// The target of those lines, as tracing calls it.
+    caused: &'static str,
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     kinds: Mutex<Kinds<Identifier>>,
     /// Told when the first line has been left out.
@@ -33,16 +45,16 @@ struct Shared {
 }
 
 impl Limit {
-    /// Starts the thread that says how many lines were left out. It sleeps until there are some.
-    pub(super) fn start() -> io::Result<Self> {
+    /// Of lines whose target is `caused`. Starts the thread that says how many were left out, which
+    /// sleeps until there are some.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(caused: &'static str) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let told = Arc::clone(&shared);
-        thread::Builder::new().name("log".into()).spawn(move || {
-            loop {
-                told.say_what_was_left_out();
-            }
-        })?;
-        Ok(Self { shared })
+        spawn_without_signals("log", move || told.say_what_was_left_out())?;
+        Ok(Self { caused, shared })
     }
 }
 
@@ -57,7 +69,7 @@ impl Shared {
         let nothing = |kinds: &mut Kinds<Identifier>| !kinds.some_left_out;
         let waited = self.left_out.wait_while(kinds, nothing);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
-        thread::sleep(LOG_WINDOW);
+        thread::sleep(WINDOW);
         let left_out = self.kinds().take_left_out(Instant::now());
         for LeftOut {
             line: Line { level, words: like },
@@ -79,7 +91,7 @@ impl Shared {
 impl<S: Subscriber> Layer<S> for Limit {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        if metadata.target() != PEER_CAUSED {
+        if metadata.target() != self.caused {
             return true;
         }
         let words = || {
@@ -135,11 +147,13 @@ struct LeftOut {
 }
 
 /// How many lines of each kind there were.
+#[derive(Debug)]
 struct Kinds<K> {
     windows: HashMap<K, Window>,
     some_left_out: bool,
 }
 
+#[derive(Debug)]
 struct Window {
     began: Instant,
     written: u32,
@@ -150,6 +164,7 @@ struct Window {
 }
 
 /// A line that was written, and how often it came again.
+#[derive(Debug)]
 struct Repeats {
     line: Line,
     count: u64,
@@ -170,7 +185,7 @@ impl Repeats {
     /// which may wait long for that: a host that is refused ten seconds (`--reconnect-delay`).
     fn has_stopped(&self, now: Instant) -> bool {
         let warns = self.line.level <= Level::WARN;
-        let silence = if warns { LOG_REPEATS_EVERY } else { self.wait };
+        let silence = if warns { REPEATS_EVERY } else { self.wait };
         now.duration_since(self.last) >= silence && self.is_over(now)
     }
 
@@ -185,7 +200,7 @@ impl Repeats {
             seconds: now.duration_since(self.told).as_secs(),
         };
         self.told = now;
-        self.wait = (self.wait * 2).min(LOG_REPEATS_EVERY);
+        self.wait = (self.wait * 2).min(REPEATS_EVERY);
         Some(left_out)
     }
 }
@@ -246,28 +261,28 @@ impl Window {
                 // It had stopped: this is news.
                 again.last = now;
                 again.told = now;
-                again.wait = LOG_WINDOW;
+                again.wait = WINDOW;
                 return true;
             }
             again.last = now;
             again.count += 1;
             return false;
         }
-        if now.duration_since(self.began) >= LOG_WINDOW {
+        if now.duration_since(self.began) >= WINDOW {
             self.began = now;
             self.written = 0;
         }
-        if self.written >= LOG_LINES_OF_A_KIND {
+        if self.written >= LINES_OF_A_KIND {
             let left_out = self.left_out.get_or_insert(LeftOut {
                 line,
                 count: 0,
-                seconds: LOG_WINDOW.as_secs(),
+                seconds: WINDOW.as_secs(),
             });
             left_out.count += 1;
             return false;
         }
         self.written += 1;
-        if self.repeats.len() >= LOG_REPEATS_KEPT {
+        if self.repeats.len() >= REPEATS_KEPT {
             // One that is counted is kept: others come once each.
             let idle = self.repeats.iter().position(|before| before.count == 0);
             match idle {
@@ -280,7 +295,7 @@ impl Window {
             count: 0,
             last: now,
             told: now,
-            wait: LOG_WINDOW,
+            wait: WINDOW,
         });
         true
     }
@@ -290,7 +305,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    const SECOND: Duration = LOG_WINDOW;
+    const SECOND: Duration = WINDOW;
 
     fn line(words: &str) -> Line {
         Line {
@@ -405,6 +420,6 @@ mod tests {
             kinds.admit(&1, start + (71 + at) * SECOND, line(&format!("b{at}")));
         }
         let window = kinds.windows.get(&1).expect("of this kind");
-        assert_eq!(window.repeats.len(), LOG_REPEATS_KEPT);
+        assert_eq!(window.repeats.len(), REPEATS_KEPT);
     }
 }
