@@ -20,6 +20,7 @@ mod idle;
 mod interrupt;
 mod io;
 mod left_over;
+mod log;
 mod logs;
 mod mount;
 mod mount_options;
@@ -42,7 +43,6 @@ mod wire;
 mod written;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -51,16 +51,10 @@ use args::OutputFormat;
 use capstan_initiator::internals::variables;
 use capstan_initiator::names;
 use capstan_nvme_proto::text::Shown;
-use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupted;
 use nix::sys::resource::{Resource, getrlimit};
-use tracing::Dispatch;
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::registry;
-use tracing_subscriber::util::SubscriberInitExt as _;
 use values::WrongWords;
 
 /// Exit status of words that make no command: unknown, missing, without effect, or contradicting
@@ -184,7 +178,8 @@ fn main() -> ExitCode {
     if cli.is_for_programs {
         output::is_for_programs();
     }
-    let last_lines = start_log(cli.verbose);
+    let is_of_disk = matches!(cli.command, Command::ServeFuse(_));
+    let last_lines = log::start(cli.verbose, is_of_disk);
     if let Err(error) = capstan_reactor::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit of open files stays as it is (`ulimit -n`)");
     }
@@ -323,31 +318,6 @@ fn warn_of_little_memory() {
             output::size(ADDRESS_SPACE_BYTES_MIN)
         );
     }
-}
-
-/// Starts logging. To be kept until the last line; none where there is no thread for it, and lines
-/// are written where they are told.
-fn start_log(verbose: u8) -> Option<LastLines> {
-    let level = match verbose {
-        0 => LevelFilter::WARN,
-        1 => LevelFilter::INFO,
-        _ => LevelFilter::DEBUG,
-    };
-    let stderr = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(|| output::Stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        // Told on stderr, where that cannot be written: it would panic.
-        .log_internal_errors(false)
-        .finish();
-    let stderr = Dispatch::new(stderr);
-    let Ok((behind, last_lines)) = Behind::start(stderr.clone()) else {
-        stderr.init();
-        return None;
-    };
-    registry().with(level).with(behind).init();
-    Some(last_lines)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The process behind a disk: association, FUSE file, loop device, from attach to detach.
 
-use std::fs::{self, File};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,10 +44,6 @@ const DATA_MEMORY_BYTES: usize = 64 << 20;
 const CLOSE_PATIENCE: Duration = Duration::from_millis(700);
 /// A second signal within this time after the first ends what is in use.
 const INSISTENCE: Duration = Duration::from_secs(60);
-/// A log longer than this is begun anew, in bytes: it lies in memory.
-const LOG_BYTES_MAX: u64 = 1 << 20;
-/// Between two looks at the log's length.
-const LOG_CHECK: Duration = Duration::from_secs(3600);
 
 /// What to attach.
 #[derive(Clone, Debug)]
@@ -378,9 +373,7 @@ fn wait(
             readable(signals.as_fd()),
             readable(control.as_fd()),
         ];
-        let timeout = PollTimeout::try_from(LOG_CHECK).unwrap_or(PollTimeout::NONE);
-        match poll(&mut fds, timeout) {
-            Ok(0) => trim_log(dir),
+        match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(system("poll")(errno)),
         }
@@ -539,20 +532,4 @@ fn refusal(cause: &ConnectError) -> Option<String> {
     let is_refusal = matches!(cause, ConnectError::Refused { .. });
     let is_refusal = is_refusal || cause.next_step().is_some();
     is_refusal.then(|| format!("the target does not take it back, and its I/O waits: {cause}"))
-}
-
-/// Begins a log that has grown too long anew. It is open for appending, so the next line is its
-/// first.
-fn trim_log(dir: &VolumeDir) {
-    let log = dir.log();
-    let long = fs::metadata(&log).is_ok_and(|meta| meta.len() > LOG_BYTES_MAX);
-    if long
-        && File::options()
-            .write(true)
-            .truncate(true)
-            .open(&log)
-            .is_ok()
-    {
-        tracing::info!("the log was begun anew");
-    }
 }
