@@ -53,7 +53,7 @@ pub use model::{
     QueueBounds, Reactors, Subsystem, Target, Transports, WordError,
 };
 pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
-pub use quick::QuickExport;
+pub use quick::{QuickDirectory, QuickExport};
 pub use shown::{first_of, word_of};
 pub use size::{Size, SizeError};
 

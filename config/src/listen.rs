@@ -88,12 +88,18 @@ pub enum ListenError {
 pub struct ListenAddresses {
     first: SocketAddr,
     others: Vec<SocketAddr>,
+    port_is_written: bool,
 }
 
 impl ListenAddresses {
     /// The addresses.
     pub fn iter(&self) -> impl Iterator<Item = SocketAddr> {
         [self.first].into_iter().chain(self.others.iter().copied())
+    }
+
+    /// The port, where one was written.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.port_is_written.then(|| self.first.port())
     }
 
     /// One of them, the same in whatever order a name is resolved.
@@ -107,8 +113,11 @@ impl ListenAddresses {
 
 impl From<SocketAddr> for ListenAddresses {
     fn from(first: SocketAddr) -> Self {
-        let others = Vec::new();
-        Self { first, others }
+        Self {
+            first,
+            others: Vec::new(),
+            port_is_written: true,
+        }
     }
 }
 
@@ -180,7 +189,10 @@ impl FromStr for ListenAddresses {
     /// this machine has. Looks the name up, which may block.
     fn from_str(text: &str) -> Result<Self, ListenError> {
         match parse_listen(text) {
-            Ok(address) => Ok(address.into()),
+            Ok(address) => Ok(Self {
+                port_is_written: text.parse::<SocketAddr>().is_ok(),
+                ..address.into()
+            }),
             Err(error @ ListenError::NotAnAddressAndPort(_)) => {
                 let (name, port) = name_and_port(text).ok_or(error)?;
                 let found = (name, port).to_socket_addrs();
@@ -188,7 +200,10 @@ impl FromStr for ListenAddresses {
                     name: name.to_owned(),
                     message: error.to_string(),
                 })?;
-                of_this_machine(name, found)
+                Ok(Self {
+                    port_is_written: text.contains(':'),
+                    ..of_this_machine(name, found)?
+                })
             }
             Err(error) => Err(error),
         }
@@ -235,8 +250,10 @@ fn of_this_machine(
             addresses: elsewhere.join(", "),
         });
     };
-    let others = here.collect();
-    Ok(ListenAddresses { first, others })
+    Ok(ListenAddresses {
+        others: here.collect(),
+        ..first.into()
+    })
 }
 
 fn check_unicast(address: IpAddr, text: &str) -> Result<(), ListenError> {

@@ -159,7 +159,7 @@ impl Problems {
     }
 
     /// The same, where what a configuration file would say was said in options: of a
-    /// [`QuickExport`](crate::QuickExport).
+    /// [`QuickExport`](crate::QuickExport) or a [`QuickDirectory`](crate::QuickDirectory).
     #[must_use]
     pub fn in_options(mut self) -> Self {
         self.0
@@ -211,12 +211,14 @@ pub struct At {
 }
 
 impl At {
-    /// Names the option of a [`QuickExport`](crate::QuickExport) that says what the field would.
+    /// Names the option of a [`QuickExport`](crate::QuickExport) or a
+    /// [`QuickDirectory`](crate::QuickDirectory) that says what the field would.
     pub fn name_option(&mut self) {
         let option = match &self.field {
             field if field.starts_with("subsystem") && field.ends_with("nqn") => "--nqn",
             field if field.starts_with("subsystem") => "--export",
-            field if field.starts_with("listener") => "--listen",
+            field if field.starts_with("export") => "--export-dir",
+            field if field.starts_with("listener") || field.starts_with("nfs") => "--listen",
             _ => return,
         };
         option.clone_into(&mut self.field);

@@ -1,7 +1,8 @@
 //! `serve --export … --listen …` as a configuration.
 
 use capstan_config::{
-    Access, Backing, Config, LbaSize, ProviderChoice, QueueBounds, QuickExport, Target, Transports,
+    Access, Backing, Config, LbaSize, ProviderChoice, QueueBounds, QuickDirectory, QuickExport,
+    Target, Transports,
 };
 
 fn export(backing: &str, listen: &str) -> QuickExport {
@@ -113,4 +114,81 @@ fn every_wrong_option_is_named() {
 fn the_machine_has_an_id() {
     assert_eq!(Config::machine_id(), Config::machine_id());
     assert!(!Config::machine_id().is_empty());
+}
+
+fn directory(path: &std::path::Path, listen: &str) -> QuickDirectory {
+    QuickDirectory {
+        path: path.to_owned(),
+        listen: listen.parse().unwrap(),
+        clients: Vec::new(),
+        provider: ProviderChoice::Auto,
+        transports: Transports::default(),
+        read_only: false,
+    }
+}
+
+#[test]
+fn a_directory_is_the_file_with_the_same_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap();
+    let file = |nfs: &str, export: &str| {
+        Config::from_toml(&format!(
+            "[nfs]\n{nfs}\n[[export]]\npath = {path:?}\n{export}\n"
+        ))
+        .unwrap()
+    };
+    let quick = |of: &QuickDirectory| Config::quick_directory(of).unwrap();
+    let written = "access = \"read-write\"\nclients = [\"127.0.0.0/8\", \"::1\"]";
+    let detour = path.join("./../").join(path.file_name().unwrap());
+    assert_eq!(
+        quick(&directory(&detour, "127.0.0.1")),
+        file("addresses = [\"127.0.0.1\"]", written)
+    );
+    assert_eq!(
+        quick(&directory(&path, "[::1]:0")),
+        file("addresses = [\"::1\"]\nport = 0\nrdma_port = 0", written)
+    );
+    let open = QuickDirectory {
+        clients: vec!["192.0.2.0/24".parse().unwrap()],
+        transports: Transports::named(false, true),
+        read_only: true,
+        ..directory(&path, "192.0.2.7:4420")
+    };
+    assert_eq!(
+        quick(&open),
+        file(
+            "addresses = [\"192.0.2.7\"]\nport = 4420\ntransports = [\"tcp\"]",
+            "clients = [\"192.0.2.0/24\"]"
+        )
+    );
+}
+
+#[test]
+fn what_keeps_a_directory_from_clients_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let told = |of: &QuickDirectory| Config::quick_directory(of).unwrap_err().to_string();
+    let said = told(&directory(&path.join("missing"), "0.0.0.0"));
+    for words in [
+        "--export-dir: cannot open ",
+        "--clients: missing; write `--clients 192.0.2.0/24`",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    let said = told(&directory(path, "127.0.0.1:20049"));
+    assert_eq!(
+        said,
+        "--listen: port 20049 is not allowed; allowed: another port, as this one is that of NFS over \
+         RDMA"
+    );
+    let network = "192.0.2.0/24".parse().unwrap();
+    let twice = QuickDirectory {
+        clients: vec![network; 2],
+        ..directory(path, "127.0.0.1")
+    };
+    let said = told(&twice);
+    assert!(
+        said.starts_with("--clients: ") && said.contains("192.0.2.0/24"),
+        "{said}"
+    );
 }

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use capstan_config::{Backing, LbaSize, ListenAddresses};
+use capstan_exports::clients::Network;
 use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-/// Exports block devices, files and RAM as NVMe namespaces over RDMA and over TCP.
+/// Exports block devices, files and RAM as NVMe namespaces, and directories by NFS, over RDMA and
+/// over TCP.
 #[derive(Debug, Parser)]
 #[command(name = "capstan-target", version, arg_required_else_help = true)]
 pub struct Cli {
@@ -18,7 +20,7 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve namespaces until SIGTERM or SIGINT.
+    /// Serve namespaces and directories until SIGTERM or SIGINT.
     Serve(Serve),
     /// Check a configuration: exit 0 when `serve` would take it. What is in use now is a warning:
     /// a target that runs has it, or `serve` cannot open it.
@@ -58,7 +60,7 @@ pub enum Command {
 
 /// `serve`: from a configuration file, or one export given here.
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("served").args(["config", "export"]).required(true))]
+#[command(group = ArgGroup::new("served").args(["config", "export", "export_dir"]).required(true))]
 pub struct Serve {
     /// What to serve.
     #[command(flatten)]
@@ -93,28 +95,43 @@ pub enum Output {
 
 /// A configuration file, or one export.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("quick").args(["export", "export_dir"]))]
 pub struct Source {
     /// The TOML configuration file; `-` is stdin.
-    #[arg(long, value_name = "FILE", conflicts_with = "export")]
+    #[arg(long, value_name = "FILE", conflicts_with = "quick")]
     pub config: Option<PathBuf>,
     /// Export one thing: a block device, a file, `ram:SIZE` or `null:SIZE`.
     #[arg(long, value_name = "PATH|ram:SIZE|null:SIZE", requires = "listen")]
     pub export: Option<Backing>,
+    /// Export a directory to NFS clients, which mount it by its path; root of theirs is nobody here.
+    #[arg(long, value_name = "PATH", requires = "listen")]
+    pub export_dir: Option<PathBuf>,
+    /// Networks whose machines may mount the directory; they are believed when they say which user
+    /// asks [default: this machine alone].
+    #[arg(
+        long,
+        value_name = "NETWORK,…",
+        value_delimiter = ',',
+        requires = "export_dir",
+        conflicts_with_all = ["config", "export"]
+    )]
+    pub clients: Vec<Network>,
     /// Bytes per LBA: 512 or 4096 [default: what the device has; what the file was used with, 4096
     /// at first].
     #[arg(
         long,
         value_name = "BYTES",
         requires = "export",
-        conflicts_with = "config"
+        conflicts_with_all = ["config", "export_dir"]
     )]
     pub lba: Option<LbaSize>,
     /// Address to listen at, or a name: then all its addresses that this machine has. The port is
-    /// 4420 when none is given. Required with --export.
+    /// 4420 when none is given; of a directory, 2049 over TCP, and always 20049 over RDMA (or 0 when
+    /// that is given, which lets the system choose). Required with --export and --export-dir.
     #[arg(
         long,
         value_name = "ADDR:PORT",
-        requires = "export",
+        requires = "quick",
         conflicts_with = "config"
     )]
     pub listen: Option<ListenAddresses>,
@@ -123,31 +140,31 @@ pub struct Source {
         long,
         value_name = "NQN",
         requires = "export",
-        conflicts_with = "config"
+        conflicts_with_all = ["config", "export_dir"]
     )]
     pub nqn: Option<String>,
     /// RDMA provider.
-    #[arg(long, value_enum, default_value_t = Provider::Auto, requires = "export", conflicts_with = "config")]
+    #[arg(long, value_enum, default_value_t = Provider::Auto, requires = "quick", conflicts_with = "config")]
     pub provider: Provider,
-    /// What hosts connect by, `rdma`, `tcp` or `rdma,tcp` [default: both, at one port; an iWARP
-    /// device of the kernel has that for itself, and TCP the next one].
+    /// What hosts and clients connect by, `rdma`, `tcp` or `rdma,tcp` [default: both; hosts at one
+    /// port, but that an iWARP device of the kernel has for itself, and TCP the next one].
     #[arg(
         long,
         value_enum,
         value_delimiter = ',',
-        requires = "export",
+        requires = "quick",
         conflicts_with = "config"
     )]
     pub transports: Vec<Transport>,
     /// Let any host connect, also at an address that is not loopback.
-    #[arg(long, requires = "export", conflicts_with = "config")]
+    #[arg(long, requires = "export", conflicts_with_all = ["config", "export_dir"])]
     pub allow_any_host: bool,
     /// Refuse writes.
-    #[arg(long, requires = "export", conflicts_with = "config")]
+    #[arg(long, requires = "quick", conflicts_with = "config")]
     pub read_only: bool,
     /// Let queues share their receives where the device can. Hosts that may not connect can take
     /// receives of others then.
-    #[arg(long, requires = "export", conflicts_with = "config")]
+    #[arg(long, requires = "export", conflicts_with_all = ["config", "export_dir"])]
     pub shared_receive_queue: bool,
 }
 
@@ -181,6 +198,12 @@ impl Cli {
 }
 
 impl Source {
+    /// Whether what is served was said in options.
+    #[must_use]
+    pub const fn is_quick(&self) -> bool {
+        self.export.is_some() || self.export_dir.is_some()
+    }
+
     fn without_effect(&self) -> Option<String> {
         let named = &self.transports;
         let has_twice = |transport| named.iter().filter(|of| **of == transport).count() > 1;
@@ -347,5 +370,39 @@ mod tests {
             "127.0.0.1:0",
         ];
         assert!(parse(&[&["doctor"], &both[..]].concat()).is_err());
+    }
+    #[test]
+    fn a_directory_has_options_of_its_own() {
+        let parse = |args: &[&str]| {
+            let words = ["capstan-target", "serve", "--export-dir", "/srv"];
+            Cli::try_parse_from([&words[..], args].concat()).map(drop)
+        };
+        let at = ["--listen", "192.0.2.1"];
+        parse(&at).unwrap();
+        let more = ["--clients", "192.0.2.0/24,::1", "--read-only"];
+        parse(&[&at[..], &more, &["--transports", "tcp"]].concat()).unwrap();
+        assert!(parse(&[]).is_err(), "it needs --listen");
+        for option in [
+            &["--export", "ram:1MiB"][..],
+            &["--config", "x.toml"],
+            &["--lba", "512"],
+            &["--nqn", "a"],
+            &["--allow-any-host"],
+            &["--shared-receive-queue"],
+        ] {
+            let error = parse(&[&at[..], option].concat()).unwrap_err();
+            let kind = error.kind();
+            assert_eq!(kind, clap::error::ErrorKind::ArgumentConflict, "{error}");
+        }
+        let words = [
+            "capstan-target",
+            "serve",
+            "--export",
+            "ram:1MiB",
+            "--listen",
+            "::1",
+        ];
+        let clients = Cli::try_parse_from([&words[..], &["--clients", "::1"]].concat());
+        assert!(clients.is_err(), "hosts are no clients");
     }
 }

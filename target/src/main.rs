@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use capstan_config::{Config, Problems, ProviderChoice, QuickExport, Transports, first_of};
-use capstan_doctor::{Machine, Summary};
+use capstan_config::{
+    Config, Problems, ProviderChoice, QuickDirectory, QuickExport, Transports, first_of,
+};
+use capstan_doctor::{Machine, Summary, Verdict};
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
@@ -106,11 +108,14 @@ fn run_command(command: Command) -> anyhow::Result<()> {
 fn run(source: &Source) -> anyhow::Result<()> {
     // Before there is anything that a signal would cut short.
     let held = Held::hold().context("starting the thread that holds signals during the start")?;
-    let config = config(source)?;
+    let mut config = config(source)?;
     room::check_threads(&config)?;
     let last_lines =
         log::start(config.target.log.as_str()).context("starting the threads of the log")?;
     raise_limits();
+    for line in answers::take_out_silent_exports(&mut config) {
+        tracing::error!("{line}");
+    }
     let numbered = identities::numbered(&config);
     for warning in first_of(&room::check(&numbered, in_words_of(source))?) {
         tracing::warn!("{warning}");
@@ -123,7 +128,7 @@ fn run(source: &Source) -> anyhow::Result<()> {
 
 /// Names the options of a quick export where a configuration file would have fields.
 fn in_words_of(source: &Source) -> impl FnOnce(Problems) -> Problems {
-    let is_quick = source.export.is_some();
+    let is_quick = source.is_quick();
     move |problems| {
         if is_quick {
             problems.in_options()
@@ -148,24 +153,34 @@ fn config(source: &Source) -> anyhow::Result<Config> {
 }
 
 fn quick(options: &Source) -> anyhow::Result<Config> {
-    let export = options
-        .export
-        .as_ref()
-        .context("--export or --config is needed")?;
+    let listen = options.listen.clone();
+    let listen = listen.context("--listen is needed with --export and --export-dir")?;
+    let provider = match options.provider {
+        Provider::Auto => ProviderChoice::Auto,
+        Provider::Verbs => ProviderChoice::Verbs,
+        Provider::Iwarp => ProviderChoice::Iwarp,
+    };
+    let transports = transports(&options.transports);
+    if let Some(path) = &options.export_dir {
+        return Ok(Config::quick_directory(&QuickDirectory {
+            path: path.clone(),
+            listen,
+            clients: options.clients.clone(),
+            provider,
+            transports,
+            read_only: options.read_only,
+        })?);
+    }
+    let export = options.export.as_ref();
     let export = QuickExport {
-        backing: export.clone(),
+        backing: export
+            .context("--export, --export-dir or --config is needed")?
+            .clone(),
         lba: options.lba,
-        listen: options
-            .listen
-            .clone()
-            .context("--listen is needed with --export")?,
+        listen,
         nqn: options.nqn.clone(),
-        provider: match options.provider {
-            Provider::Auto => ProviderChoice::Auto,
-            Provider::Verbs => ProviderChoice::Verbs,
-            Provider::Iwarp => ProviderChoice::Iwarp,
-        },
-        transports: transports(&options.transports),
+        provider,
+        transports,
         allow_any_host: options.allow_any_host,
         read_only: options.read_only,
     };
@@ -188,6 +203,8 @@ fn check(file: &Path) -> anyhow::Result<()> {
     let (mut warnings, mut errors) = (Vec::new(), Vec::new());
     let silent = answers::take_out_silent(&mut config);
     errors.extend(silent.into_iter().map(anyhow::Error::msg));
+    // A start goes on without them.
+    warnings.extend(answers::take_out_silent_exports(&mut config));
     // First, as what is said of a namespace has its NSID.
     let mut of_media = Vec::new();
     let numbered = identities::check(&config, &mut of_media);
@@ -237,20 +254,24 @@ fn clear_lost_writes(paths: &[PathBuf]) -> anyhow::Result<()> {
 
 fn examine(options: &Doctor) -> anyhow::Result<()> {
     let source = &options.source;
-    let is_given = source.config.is_some() || source.export.is_some();
+    let is_given = source.config.is_some() || source.is_quick();
     raise_limits();
     let mut config = is_given.then(|| config(source).map_err(|error| format!("{error:#}")));
-    let silent = match &mut config {
-        Some(Ok(config)) => answers::take_out_silent(config),
-        Some(Err(_)) | None => Vec::new(),
+    let (silent, absent) = match &mut config {
+        Some(Ok(config)) => (
+            answers::take_out_silent(config),
+            answers::take_out_silent_exports(config),
+        ),
+        Some(Err(_)) | None => (Vec::new(), Vec::new()),
     };
     let config = config.as_ref().map(Result::as_ref);
-    let written = match source.export {
-        Some(_) => Written::InOptions,
-        None => Written::InFile,
+    let written = match source.is_quick() {
+        true => Written::InOptions,
+        false => Written::InFile,
     };
     let mut checks = doctor::checks(&Machine::here(), config, written);
-    checks.extend(doctor::of_silent(silent));
+    checks.extend(doctor::of_silent(silent, Verdict::Error));
+    checks.extend(doctor::of_silent(absent, Verdict::Warning));
     match options.output {
         Output::Normal => print(&capstan_doctor::text(&checks))?,
         Output::Json => print(&format!("{:#}", capstan_doctor::json(&checks)))?,
