@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
+use capstan_rdma::PEER_CAUSED;
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, SpinBudget, Turn};
 
 use crate::allocation::{Allocated, Asked};
@@ -256,15 +257,15 @@ impl Driver {
     }
 
     fn namespaces_changed(&mut self) {
-        tracing::info!("namespaces changed");
+        tracing::info!(target: PEER_CAUSED, "namespaces changed");
         let refused = self.of_front_ends(AssociationEngine::refusal);
         for (nsid, text) in refused.iter().filter(|now| !self.refused.contains(now)) {
-            tracing::error!(nsid, "all I/O is {text}");
+            tracing::error!(target: PEER_CAUSED, nsid, "all I/O is {text}");
         }
         self.refused = refused;
         let shrunk = self.of_front_ends(AssociationEngine::shrunk);
         for (_, text) in shrunk.iter().filter(|now| !self.shrunk.contains(now)) {
-            tracing::error!("{text}");
+            tracing::error!(target: PEER_CAUSED, "{text}");
         }
         self.shrunk = shrunk;
         for attached in &mut self.front_ends {
@@ -448,11 +449,14 @@ impl Driver {
             Event::Unidentified(unidentified) => {
                 let subnqn = self.engine.subnqn().as_str();
                 tracing::warn!(
+                    target: PEER_CAUSED,
                     subnqn,
                     "{unidentified}; it is left out, see the target's log"
                 );
             }
-            Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),
+            Event::DiscoveryLogChanged => {
+                tracing::info!(target: PEER_CAUSED, "the discovery log changed");
+            }
             Event::CommandDone { token, result } => match self.admin.remove(&token) {
                 Some(AdminOwner::Caller(done)) => done.fulfil(result),
                 Some(AdminOwner::FrontEnd {

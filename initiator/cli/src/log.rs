@@ -3,6 +3,8 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 
+use capstan_rdma::PEER_CAUSED;
+use capstan_reactor::log::limit::Limit;
 use capstan_reactor::log::{Behind, LastLines};
 use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::ftruncate;
@@ -39,11 +41,13 @@ pub(crate) fn start(verbose: u8, is_of_disk: bool) -> Option<LastLines> {
         .log_internal_errors(false)
         .finish();
     let stderr = Dispatch::new(stderr);
-    let Ok((behind, last_lines)) = Behind::start(stderr.clone()) else {
+    let threads = Limit::start(PEER_CAUSED)
+        .and_then(|limit| Behind::start(stderr.clone()).map(|behind| (limit, behind)));
+    let Ok((limit, (behind, last_lines))) = threads else {
         stderr.init();
         return None;
     };
-    registry().with(level).with(behind).init();
+    registry().with(level).with(limit).with(behind).init();
     Some(last_lines)
 }
 

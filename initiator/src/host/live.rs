@@ -7,6 +7,7 @@ use capstan_nvme_proto::log::LogPageId;
 use capstan_nvme_proto::property::{Csts, ShutdownStatus};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
+use capstan_rdma::PEER_CAUSED;
 
 use super::action::{CommandData, Event};
 use super::association::{Host, State};
@@ -117,7 +118,7 @@ impl Host {
             return;
         }
         let event = AsyncEvent::decode(cqe.dw0.get());
-        tracing::info!(%event, log_page = %event.log_page, "asynchronous event");
+        tracing::info!(target: PEER_CAUSED, %event, log_page = %event.log_page, "asynchronous event");
         let notice =
             (event.event_type == AsyncEventType::NOTICE).then_some(NoticeEvent(event.information));
         match notice {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use capstan_rdma::PEER_CAUSED;
 use capstan_reactor::Asked;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -453,7 +454,7 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
         },
     );
     if let Err(error) = dir.write(&record) {
-        tracing::warn!("`capstan list` shows the size that the disk had: {error}");
+        tracing::warn!(target: PEER_CAUSED, "`capstan list` shows the size that the disk had: {error}");
     }
     let (path, size_bytes) = (disk.record.device.clone(), disk.record.size_bytes);
     let name = path.clone();
@@ -463,9 +464,11 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
         let path = path.display();
         match grown {
             Ok(_) => tracing::info!(
+                target: PEER_CAUSED,
                 "{path} has {size_bytes} bytes now; what is on it is made larger by its own tool (resize2fs, xfs_growfs, pvresize)"
             ),
             Err(error) => tracing::error!(
+                target: PEER_CAUSED,
                 "{error}: the disk keeps its old size; `losetup --set-capacity {path}` tries again"
             ),
         }

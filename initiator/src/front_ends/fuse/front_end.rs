@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use capstan_memory::{Buffer, Pool};
+use capstan_rdma::PEER_CAUSED;
 use capstan_reactor::Armed;
 use nix::errno::Errno;
 use nix::libc;
@@ -465,6 +466,7 @@ impl FrontEnd for FuseFrontEnd {
             return;
         };
         tracing::info!(
+            target: PEER_CAUSED,
             "the volume has grown from {} to {size_bytes} bytes",
             self.geometry.size_bytes
         );

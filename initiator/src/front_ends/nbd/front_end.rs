@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
+use capstan_rdma::PEER_CAUSED;
 use capstan_reactor::Armed;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
@@ -239,6 +240,7 @@ impl FrontEnd for NbdFrontEnd {
     fn namespace_changed(&mut self, namespace: &NamespaceInfo) {
         if let Some(size_bytes) = self.geometry.new_size(namespace) {
             tracing::info!(
+                target: PEER_CAUSED,
                 "the export has {size_bytes} bytes now, had {}: connect again to see it",
                 self.geometry.size_bytes
             );
