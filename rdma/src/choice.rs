@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::contract::{ConnectionManager, RdmaError};
 use crate::iwarp;
-use crate::iwarp::OtherStreams;
+use crate::iwarp::{OtherProtocol, OtherStreams};
 #[cfg(feature = "verbs")]
 use crate::verbs;
 
@@ -60,20 +60,17 @@ pub type Beside = (Box<dyn ConnectionManager>, Option<Rc<OtherStreams>>);
 
 impl ProviderKind {
     /// As [`ProviderKind::connection_manager`], and its listeners take connections of another TCP
-    /// protocol as well, where the provider has TCP sockets of its own: those that begin with
-    /// one of `first_bytes`.
+    /// protocol as well, where the provider has TCP sockets of its own: those of
+    /// `protocol`.
     ///
     /// # Errors
     /// As there.
-    pub fn connection_manager_beside(
-        self,
-        first_bytes: &'static [u8],
-    ) -> Result<Beside, RdmaError> {
+    pub fn connection_manager_beside(self, protocol: OtherProtocol) -> Result<Beside, RdmaError> {
         match self {
             Self::Verbs => Ok((self.connection_manager()?, None)),
             Self::Iwarp => {
                 let provider = iwarp::Provider::new(iwarp::Config::default())?;
-                let (manager, others) = provider.connection_manager_beside(first_bytes)?;
+                let (manager, others) = provider.connection_manager_beside(protocol)?;
                 Ok((manager, Some(others)))
             }
         }

@@ -12,13 +12,13 @@ use capstan_config::{Config, MemoryPlan, Reactors};
 use capstan_doctor::Machine;
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_nvme_proto::log::RdmaProviderType;
-use capstan_nvme_proto::tcp::pdu::PduType;
 use capstan_nvme_proto::text::Count;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
 use capstan_subsystem::Target;
+use capstan_transport::tcp::NVME_TCP;
 use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::TcpWire;
 use capstan_transport::wires;
@@ -47,15 +47,6 @@ use crate::state;
 use crate::tcp_port::{self, OWN_LISTENER, TcpPort};
 
 type ReactorThread = JoinHandle<Result<(), RunError>>;
-
-/// The PDUs of hosts, each by its type, its first byte. A connection begins with ICReq; one that
-/// begins with another of them is told so in a C2HTermReq.
-const HOSTS_PDUS: &[u8] = &[
-    PduType::IC_REQ.0,
-    PduType::H2C_TERM_REQ.0,
-    PduType::CAPSULE_CMD.0,
-    PduType::H2C_DATA.0,
-];
 
 /// A target that is running.
 pub struct Running {
@@ -466,7 +457,7 @@ impl Starting {
         let mut managers = Vec::new();
         for kind in &kinds {
             let name = kind.name();
-            let manager = kind.connection_manager_beside(HOSTS_PDUS);
+            let manager = kind.connection_manager_beside(NVME_TCP);
             let manager =
                 manager.with_context(|| format!("the {name} provider cannot be set up"))?;
             managers.push((name, manager));

@@ -155,3 +155,26 @@ fn a_slow_host_that_has_said_nothing_yet_is_in_nobodys_way() {
     drop(others);
     assert!(daemon.stop().success());
 }
+
+/// One address has 64 places, and may have 512 connections that have not asked for anything.
+#[test]
+fn half_an_ic_req_takes_the_place_of_no_host_that_was_accepted() {
+    let at = own_address();
+    let (daemon, _folder) = target(at);
+    for connect in 0..CONNECTS {
+        let host = greeted(at, HOST).expect("accepted");
+        let halves: Vec<_> = (0..100)
+            .map(|number| {
+                let mut stream = tcp(at, HOST).expect("connected");
+                let sent = [1, 8, 60, 127][number % 4];
+                stream.write_all(&ICREQ[..sent]).expect("it is there");
+                stream
+            })
+            .collect();
+        // All of them have been taken when one that came later is.
+        greeted(at, HOST).expect("accepted");
+        assert!(!has_ended(&host), "connect {connect}");
+        drop(halves);
+    }
+    assert!(daemon.stop().success());
+}

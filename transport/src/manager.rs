@@ -461,7 +461,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use capstan_rdma::contract::ReceiveSource;
-    use capstan_rdma::iwarp;
+    use capstan_rdma::iwarp::{self, OtherProtocol};
     use capstan_rdma::loopback::{Network, attributes};
 
     use super::*;
@@ -541,7 +541,11 @@ mod tests {
         // RFC 5044, section 7.1: a Request without private data.
         const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
         let provider = iwarp::Provider::new(iwarp::Config::default()).unwrap();
-        let (cm, others) = provider.connection_manager_beside(&[0]).unwrap();
+        let other = OtherProtocol {
+            first_bytes: &[0],
+            asks_with_bytes: |_| 1,
+        };
+        let (cm, others) = provider.connection_manager_beside(other).unwrap();
         let mut manager = Manager::new(0, (cm, Some(others)));
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let (_, to) = manager.listen(any, 64).unwrap();

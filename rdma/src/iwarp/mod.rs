@@ -65,7 +65,7 @@ mod stag_keys;
 pub mod testing;
 pub mod wire;
 
-pub use cm::{OtherStream, OtherStreams};
+pub use cm::{OtherProtocol, OtherStream, OtherStreams};
 pub use config::{Config, CrcUse, FpduSize};
 pub use link::socket::can_listen;
 pub(crate) use memory::Domain;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::cm::{Manager, OtherStreams};
+use super::cm::{Manager, OtherProtocol, OtherStreams};
 use super::config::Config;
 use super::device::COMPLETIONS_MAX;
 use super::driver::IwarpEngine;
@@ -35,16 +35,16 @@ impl Provider {
         Ok(Box::new(Manager::new(&self.engine, None)?))
     }
 
-    /// The same, whose listeners take connections of another protocol as well: those whose first
-    /// byte is one of `first_bytes`, with none of which MPA begins.
+    /// The same, whose listeners take connections of another protocol as well: those of
+    /// `protocol`.
     ///
     /// # Errors
     /// The system has no descriptors left.
     pub fn connection_manager_beside(
         &self,
-        first_bytes: &'static [u8],
+        protocol: OtherProtocol,
     ) -> Result<(Box<dyn ConnectionManager>, Rc<OtherStreams>), RdmaError> {
-        let others = Rc::new(OtherStreams::new(first_bytes));
+        let others = Rc::new(OtherStreams::new(protocol));
         let manager = Manager::new(&self.engine, Some(Rc::clone(&others)))?;
         Ok((Box::new(manager), others))
     }

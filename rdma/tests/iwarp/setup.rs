@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use capstan_rdma::contract::{CmError, CmEventKind, PrivateData, QpState, RejectReason};
-use capstan_rdma::iwarp::{Config, CrcUse, FpduSize, Provider};
+use capstan_rdma::iwarp::{Config, CrcUse, FpduSize, OtherProtocol, Provider};
 
 use crate::side::{Pair, Side, any, disconnected, established, param, turn_until};
 
@@ -434,10 +434,66 @@ fn markers_are_refused_with_a_reason() {
     assert!(target.events.is_empty());
 }
 
+/// Begins with a zero, which is all it needs.
+const ONE_BYTE: OtherProtocol = OtherProtocol {
+    first_bytes: &[0],
+    asks_with_bytes: |_| 1,
+};
+
+/// Until it has asked for something a connection has but a socket, whatever it speaks.
+#[test]
+fn what_speaks_the_other_protocol_is_handed_over_when_it_has_asked_for_something() {
+    const ASKED_BYTES: usize = 100;
+    let provider = Provider::new(Config::default()).unwrap();
+    let (mut cm, others) = provider
+        .connection_manager_beside(OtherProtocol {
+            asks_with_bytes: |bytes| if bytes.len() < 8 { 8 } else { ASKED_BYTES },
+            ..ONE_BYTE
+        })
+        .unwrap();
+    let (_, at) = cm.listen(any(), 4).unwrap();
+    let mut streams = [0; 3].map(|_| TcpStream::connect(at).unwrap());
+    let asked: Vec<u8> = (0..150).collect();
+    // The time does not go on for the manager, so that no patience ends.
+    let mut turn = || {
+        assert!(cm.poll(1).is_none());
+        others.take()
+    };
+    for sent in [0..1, 1..9, 9..ASKED_BYTES - 1] {
+        for stream in &mut streams {
+            stream.write_all(&asked[sent.clone()]).unwrap();
+        }
+        for _ in 0..1000 {
+            assert!(turn().is_none(), "{sent:?}");
+        }
+    }
+    let [mut whole, silent, ended] = streams;
+    drop(ended);
+    whole.write_all(&asked[ASKED_BYTES - 1..]).unwrap();
+    let begin = Instant::now();
+    let other = loop {
+        if let Some(other) = turn() {
+            break other;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "it did not come");
+    };
+    assert_eq!(other.peer, whole.local_addr().unwrap());
+    assert_eq!(other.bytes, asked[..ASKED_BYTES]);
+    // As one that sends half an MPA Request.
+    let mut silent = silent;
+    silent.set_nonblocking(true).unwrap();
+    assert!(silent.read(&mut [0]).is_err(), "closed at once");
+    let begin = Instant::now();
+    while !matches!(silent.read(&mut [0]), Ok(0)) {
+        assert!(cm.poll(1_000_000_000).is_none() && others.take().is_none());
+        assert!(begin.elapsed() < Duration::from_secs(10), "it is open");
+    }
+}
+
 #[test]
 fn a_listener_hands_over_what_speaks_the_other_protocol() {
     let provider = Provider::new(Config::default()).unwrap();
-    let (mut cm, others) = provider.connection_manager_beside(&[0]).unwrap();
+    let (mut cm, others) = provider.connection_manager_beside(ONE_BYTE).unwrap();
     let (listener, at) = cm.listen(any(), 4).unwrap();
     let mut streams = ["\0and what follows, which is longer than a frame", "\0"].map(|text| {
         let mut stream = TcpStream::connect(at).unwrap();
@@ -487,7 +543,7 @@ fn no_more_is_looked_at_before_the_other_protocol_has_taken_what_there_is() {
     /// Connections that are accepted, and events that are read, at one look.
     const AT_ONE_LOOK: usize = 32 + 64;
     let provider = Provider::new(Config::default()).unwrap();
-    let (mut cm, others) = provider.connection_manager_beside(&[0]).unwrap();
+    let (mut cm, others) = provider.connection_manager_beside(ONE_BYTE).unwrap();
     let (_, at) = cm.listen(any(), 256).unwrap();
     let streams: Vec<_> = (0..STREAMS)
         .map(|_| {

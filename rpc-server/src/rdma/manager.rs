@@ -7,7 +7,7 @@ use std::rc::Rc;
 use capstan_rdma::contract::{
     CmError, CmEventKind, CmId, ConnectParam, ConnectionManager, PrivateData, RdmaError,
 };
-use capstan_rdma::iwarp::OtherStreams;
+use capstan_rdma::iwarp::{OtherProtocol, OtherStreams};
 use capstan_rdma::{ProviderKind, direct};
 use rustc_hash::FxHashMap;
 
@@ -16,7 +16,10 @@ use crate::program::ConnectionNumber;
 
 /// What a stream of records begins with: a mark of a last fragment or of another one, which is
 /// shorter than 16 MiB (RFC 5531, section 11). An MPA Request begins with neither.
-const RECORD_FIRST_BYTES: &[u8] = &[0x80, 0x00];
+const RECORDS: OtherProtocol = OtherProtocol {
+    first_bytes: &[0x80, 0x00],
+    asks_with_bytes: |_| 1,
+};
 const _: () = assert!(capstan_rpcrdma::limits::RECORD_MAX_BYTES < 1 << 24);
 
 /// The connections of one provider.
@@ -46,7 +49,7 @@ impl Manager {
     /// # Errors
     /// The system lacks what the provider needs.
     pub(super) fn new(kind: ProviderKind) -> Result<Self, RdmaError> {
-        let (cm, others) = kind.connection_manager_beside(RECORD_FIRST_BYTES)?;
+        let (cm, others) = kind.connection_manager_beside(RECORDS)?;
         Ok(Self {
             kind,
             cm,

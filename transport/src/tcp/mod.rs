@@ -1,6 +1,7 @@
 //! Queues of NVMe/TCP (NVM Express TCP Transport Specification 1.1), over the PDUs of
 //! [`capstan_nvme_proto::tcp`].
 //!
+//! * How a connection begins: [`NVME_TCP`].
 //! * The controller's side of a queue, without I/O: [`controller`].
 //! * What it gets when its connection becomes a queue: `furnish`.
 //! * Where the data of a command is, by its SGL: [`host_memory()`].
@@ -12,6 +13,7 @@
 //! * Memory of what is copied to be sent: [`staging`].
 //! * Bounds: [`limits`].
 
+mod beginning;
 pub(crate) mod closing;
 pub mod controller;
 mod furnish;
@@ -25,5 +27,6 @@ pub mod staging;
 mod stream;
 pub mod wire;
 
+pub use beginning::NVME_TCP;
 pub use host_memory::host_memory;
 pub use stream::SocketPlace;

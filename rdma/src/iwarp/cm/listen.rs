@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::others::stranger_text;
 use super::setup::{self, Agreed, FrameReader, Heard, Read1, ReadError, peer_depths, write_frame};
-use super::{Entry, Manager, OtherStream, SetUpSocket, State, os_error};
+use super::{Entry, Manager, OtherStream, OtherStreams, SetUpSocket, State, os_error};
 use crate::PEER_CAUSED;
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
 use crate::ids::{foreign, may_accept};
@@ -238,10 +238,16 @@ impl Manager {
         let State::HalfOpen(half_open) = &mut entry.state else {
             return;
         };
-        let read = half_open.socket.reader.read(&half_open.socket.stream);
-        let others = self.others.as_ref();
-        if others.is_some_and(|others| others.begins(half_open.socket.reader.bytes())) {
-            return self.hand_over(id);
+        let SetUpSocket { stream, reader } = &mut half_open.socket;
+        let mut read = reader.read(stream);
+        if let Some(others) = &self.others
+            && let Some(filled) = read_other(others, reader, stream)
+        {
+            read = match filled {
+                Ok(true) => return self.hand_over(id),
+                Ok(false) => Ok(Read1::Waiting),
+                Err(error) => Err(error),
+            };
         }
         let heard = match read {
             Ok(Read1::Waiting) => {
@@ -395,6 +401,26 @@ impl Manager {
             },
         );
         Ok(id)
+    }
+}
+
+/// Reads a stream of another protocol; whether as much has come as that needs. `None` where it is
+/// none of that.
+fn read_other(
+    others: &OtherStreams,
+    reader: &mut FrameReader,
+    stream: &TcpStream,
+) -> Option<Result<bool, ReadError>> {
+    loop {
+        let wanted = others.wanted_bytes(reader.bytes())?;
+        if reader.bytes().len() >= wanted {
+            return Some(Ok(true));
+        }
+        match reader.fill(stream, wanted) {
+            // What it has said may say that more is to come.
+            Ok(true) => {}
+            filled => return Some(filled),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::rc::{Rc, Weak};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use self::listen::Request;
-pub use self::others::{OtherStream, OtherStreams};
+pub use self::others::{OtherProtocol, OtherStream, OtherStreams};
 use self::setup::FrameReader;
 use super::config::Config;
 use super::cq::epoll_of;

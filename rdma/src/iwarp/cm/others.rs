@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 
 use crate::contract::CmId;
+use crate::iwarp::wire::mpa::{FRAME_BYTES, PRIVATE_DATA_MAX};
 
 /// A connection to a listener whose first byte tells that it speaks another protocol than MPA.
 #[derive(Debug)]
@@ -21,19 +22,33 @@ pub struct OtherStream {
     pub peer: SocketAddr,
 }
 
-/// Connections of another protocol, by the first byte of its streams, which is one of a few: the
-/// connection manager puts them here, and the owner of that protocol takes them. Until its first
-/// byte has come such a connection counts among those that have not asked for anything.
+/// A protocol whose connections come to the same listeners.
+#[derive(Clone, Copy, Debug)]
+pub struct OtherProtocol {
+    /// What its streams begin with: one of these bytes, with none of which MPA begins.
+    pub first_bytes: &'static [u8],
+    /// How many bytes of a stream have to come before it is one that asks for something, by those
+    /// that have come, of which there is at least one. More bytes do not make it fewer.
+    pub asks_with_bytes: fn(&[u8]) -> usize,
+}
+
+/// Most bytes that are waited for, whatever [`OtherProtocol::asks_with_bytes`] says: as many as an
+/// MPA Request has at most.
+const ASKS_WITH_BYTES_MAX: usize = FRAME_BYTES + PRIVATE_DATA_MAX;
+
+/// Connections of another protocol: the connection manager puts them here, and the owner of that
+/// protocol takes them. Until as much has come as [`OtherProtocol::asks_with_bytes`] says such a
+/// connection counts among those that have not asked for anything.
 #[derive(Debug)]
 pub struct OtherStreams {
-    first_bytes: &'static [u8],
+    protocol: OtherProtocol,
     streams: RefCell<VecDeque<OtherStream>>,
 }
 
 impl OtherStreams {
-    pub(in crate::iwarp) fn new(first_bytes: &'static [u8]) -> Self {
+    pub(in crate::iwarp) fn new(protocol: OtherProtocol) -> Self {
         Self {
-            first_bytes,
+            protocol,
             streams: RefCell::default(),
         }
     }
@@ -50,11 +65,12 @@ impl OtherStreams {
         self.streams.borrow_mut().pop_front()
     }
 
-    /// Whether a connection whose stream begins with `bytes` is one of the other protocol.
-    pub(super) fn begins(&self, bytes: &[u8]) -> bool {
-        bytes
-            .first()
-            .is_some_and(|first| self.first_bytes.contains(first))
+    /// How many bytes have to come of a connection whose stream begins with `bytes` before it is
+    /// handed over; `None` where it is not one of the other protocol.
+    pub(super) fn wanted_bytes(&self, bytes: &[u8]) -> Option<usize> {
+        let first = bytes.first()?;
+        let is_other = self.protocol.first_bytes.contains(first);
+        is_other.then(|| (self.protocol.asks_with_bytes)(bytes).min(ASKS_WITH_BYTES_MAX))
     }
 
     pub(super) fn add(&self, stream: OtherStream) {
@@ -120,8 +136,13 @@ mod tests {
 
     #[test]
     fn each_of_the_first_bytes_tells_the_other_protocol() {
-        let others = OtherStreams::new(&[0, 4]);
-        assert!(others.begins(&[0]) && others.begins(&[4, 1]));
-        assert!(!others.begins(b"MPA") && !others.begins(&[]));
+        let others = OtherStreams::new(OtherProtocol {
+            first_bytes: &[0, 4],
+            asks_with_bytes: |bytes| 1000 * (bytes.len() - 1) + 7,
+        });
+        assert_eq!(others.wanted_bytes(&[0]), Some(7));
+        assert_eq!(others.wanted_bytes(&[4, 1]), Some(ASKS_WITH_BYTES_MAX));
+        assert_eq!(others.wanted_bytes(b"MPA"), None);
+        assert_eq!(others.wanted_bytes(&[]), None);
     }
 }

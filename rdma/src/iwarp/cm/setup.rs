@@ -71,23 +71,29 @@ impl FrameReader {
         !self.bytes.is_empty()
     }
 
+    /// Reads until `wanted` bytes have arrived in all; `false` where that is not now.
+    pub(super) fn fill(&mut self, stream: &TcpStream, wanted: usize) -> Result<bool, ReadError> {
+        while self.bytes.len() < wanted {
+            let at = self.bytes.len();
+            self.bytes.resize(wanted, 0);
+            let read = (&mut &*stream).read(&mut self.bytes[at..]);
+            self.bytes.truncate(at + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => return Err(ReadError::Closed),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(ReadError::Io(error)),
+            }
+        }
+        Ok(true)
+    }
+
     /// Reads what has arrived.
     pub(super) fn read(&mut self, stream: &TcpStream) -> Result<Read1, ReadError> {
         loop {
             let wanted = FRAME_BYTES + self.header.map_or(0, |(_, length)| length);
-            if self.bytes.len() < wanted {
-                let at = self.bytes.len();
-                self.bytes.resize(wanted, 0);
-                let read = (&mut &*stream).read(&mut self.bytes[at..]);
-                self.bytes.truncate(at + *read.as_ref().unwrap_or(&0));
-                match read {
-                    Ok(0) => return Err(ReadError::Closed),
-                    Ok(_) => continue,
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        return Ok(Read1::Waiting);
-                    }
-                    Err(error) => return Err(ReadError::Io(error)),
-                }
+            if !self.fill(stream, wanted)? {
+                return Ok(Read1::Waiting);
             }
             let Some((header, _)) = self.header else {
                 let start = self.bytes.first_chunk();
