@@ -2,10 +2,15 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket,
+    sockopt,
+};
 
-use crate::limits::PAUSE_US;
+use crate::limits::{BACKLOG, PAUSE_US};
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -27,8 +32,7 @@ impl Listener {
         token: u64,
         epoll: &Epoll,
     ) -> io::Result<(Self, SocketAddr)> {
-        let socket = TcpListener::bind(addr)?;
-        socket.set_nonblocking(true)?;
+        let socket = listening(addr)?;
         let bound = socket.local_addr()?;
         epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         let listener = Self {
@@ -80,6 +84,25 @@ impl Listener {
         // A watch that exists can be changed.
         let _ = epoll.modify(&self.socket, &mut EpollEvent::new(events, self.token));
     }
+}
+
+/// A socket that listens, and does not block. One of IPv6 takes IPv6 alone, so that both families
+/// can listen at one port.
+fn listening(addr: SocketAddr) -> io::Result<TcpListener> {
+    let family = match addr {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(family, SockType::Stream, flags, None)?;
+    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    if addr.is_ipv6() {
+        setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
+    }
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(addr))?;
+    let backlog = i32::try_from(BACKLOG).unwrap_or(i32::MAX);
+    listen(&socket, Backlog::new(backlog)?)?;
+    Ok(socket.into())
 }
 
 /// Whether an error of `accept(2)` is that of one connection.

@@ -1,7 +1,7 @@
 //! Calls over TCP.
 
 use std::io::Write;
-use std::net::Shutdown;
+use std::net::{Ipv6Addr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -357,6 +357,24 @@ fn an_address_that_is_not_admitted_is_refused() {
     before.send(&message(2, NULL, |_| {}));
     assert_eq!(before.reply().0, 2);
     assert_eq!(program.ended(), 0);
+}
+
+#[test]
+fn both_families_listen_at_one_port() {
+    let program = Tester::new();
+    let at = |address: SocketAddr| {
+        let mut settings = settings(&[Transport::Tcp]);
+        settings.listeners[0].addr = address;
+        start(settings, &program)
+    };
+    let v4 = at("0.0.0.0:0".parse().unwrap());
+    let port = v4.addresses[0].port();
+    let v6 = at(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port));
+    for server in [v4, v6] {
+        let mut client = server.connect();
+        client.send(&message(1, NULL, |_| {}));
+        assert_eq!(client.reply().0, 1);
+    }
 }
 
 #[test]
