@@ -2,7 +2,10 @@
 
 mod support;
 
+use capstan_nfs_proto::NFS_PROGRAM;
 use capstan_nfs_proto::codec::List;
+use capstan_nfs_proto::mount::MOUNT_PROGRAM;
+use capstan_nfs_proto::v4::NFS_V4;
 use capstan_nfs_proto::v4::args::SecinfoStyle;
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
@@ -10,7 +13,12 @@ use capstan_nfs_proto::v4::results::Flavor;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::Component;
 
-use support::{Served, path_ops, put};
+use capstan_nfs::service::Service;
+use capstan_rpc_server::{Arguments, Call, ConnectionNumber, Outcome, Program, Results, Wire};
+use capstan_rpcrdma::rpc::{Accepted, AuthStat, Denied, Reply};
+use capstan_rpcrdma::xdr::{Reader, Writer};
+
+use support::{Client, Served, path_ops, put};
 
 /// AUTH_SYS and AUTH_NONE.
 const TAKEN: &[Flavor<'static>] = &[Flavor::Other(1), Flavor::Other(0)];
@@ -83,4 +91,50 @@ fn root_what_is_not_there_has_no_flavor() {
     client.peer = "198.51.100.1:700".parse().unwrap();
     let refused = [Op::PutRootFh, named(b"exported")];
     assert_eq!(client.status(&refused), Status::ACCESS, "a stranger");
+}
+
+/// What a client of no network is answered.
+fn refused(
+    service: &Service,
+    client: &mut Client,
+    procedure: (u32, u32, u32),
+) -> Result<Accepted, Denied> {
+    let message = client.call_bytes(procedure, |_| {});
+    let call = Call {
+        connection: ConnectionNumber(1),
+        wire: Wire::Tcp,
+        peer: client.peer,
+        message: &message,
+        reader: Reader::new(&message),
+        arguments: Arguments(&[]),
+        results: Results(&[]),
+    };
+    let mut buffer = [0; 256];
+    let mut writer = Writer::new(&mut buffer);
+    assert_eq!(service.refused(&call, &mut writer), Outcome::Reply);
+    Reply::read(&mut Reader::new(writer.written()))
+        .unwrap()
+        .outcome
+}
+
+#[test]
+fn root_a_client_of_no_network_finds_the_programs_and_is_denied_the_rest() {
+    let served = Served::new();
+    let service = &served.service;
+    let mut client = Client::without_session(service.clone());
+    client.peer = "10.10.0.2:700".parse().unwrap();
+    let why = service.admits(client.peer).unwrap_err();
+    assert_eq!(
+        why,
+        "no network of any export has 10.10.0.2; add one that does"
+    );
+    for (program, version) in [(NFS_PROGRAM, NFS_V4), (NFS_PROGRAM, 3), (MOUNT_PROGRAM, 3)] {
+        let found = refused(service, &mut client, (program, version, 0));
+        assert_eq!(found, Ok(Accepted::Success));
+        let denied = refused(service, &mut client, (program, version, 1));
+        assert_eq!(denied, Err(Denied::Auth(AuthStat::BADCRED)));
+    }
+    let other = refused(service, &mut client, (100_021, 4, 0));
+    assert_eq!(other, Err(Denied::Auth(AuthStat::BADCRED)));
+    assert_eq!(service.admits("192.0.2.1:700".parse().unwrap()), Ok(()));
 }

@@ -97,12 +97,23 @@ impl Calls {
         self.at_once_bytes = AT_ONCE_BYTES_PER_TURN;
     }
 
-    /// Has a call carried out: here and now where nothing has to be waited for
-    /// ([`answered_at_once`](Self::answered_at_once)), and else by a worker.
-    pub(crate) fn start(&mut self, mut task: Box<Task>, program: &dyn Program) {
+    /// Has a call refused ([`answered_at_once`](Self::answered_at_once)).
+    pub(crate) fn refuse(&mut self, mut task: Box<Task>, program: &dyn Program) {
+        self.give_reply(&mut task);
+        task.refuse(program);
+        self.at_once = Some(task);
+    }
+
+    fn give_reply(&mut self, task: &mut Task) {
         if task.reply.is_empty() {
             task.reply = self.replies.pop().unwrap_or_default();
         }
+    }
+
+    /// Has a call carried out: here and now where nothing has to be waited for
+    /// ([`answered_at_once`](Self::answered_at_once)), and else by a worker.
+    pub(crate) fn start(&mut self, mut task: Box<Task>, program: &dyn Program) {
+        self.give_reply(&mut task);
         if self.at_once_bytes > 0 && task.carry_out_at_once(program) {
             let bytes = task.answer_bytes();
             self.at_once_bytes = self.at_once_bytes.saturating_sub(bytes);

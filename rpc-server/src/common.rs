@@ -30,13 +30,11 @@ impl Common {
         if self.is_stopping {
             return None;
         }
-        if !self.program.admits(peer) {
-            tracing::warn!(
-                target: PEER_CAUSED,
-                %peer,
-                "refused a connection: its address may use nothing here"
-            );
-            return None;
+        if let Err(why) = self.program.admits(peer) {
+            tracing::warn!(target: PEER_CAUSED, "{why}");
+            if wire == Wire::Rdma {
+                return None;
+            }
         }
         match self.peers.begin(wire, peer) {
             Ok((number, displaced)) => {
@@ -54,6 +52,11 @@ impl Common {
     /// Has a call carried out.
     pub(crate) fn start(&mut self, task: Box<Task>) {
         self.calls.start(task, &*self.program);
+    }
+
+    /// Has a call of an address that is not admitted refused.
+    pub(crate) fn refuse(&mut self, task: Box<Task>) {
+        self.calls.refuse(task, &*self.program);
     }
 
     /// A connection has ended, with so many calls under way.

@@ -28,7 +28,7 @@ mod settings;
 mod tcp;
 mod workers;
 
-pub use capstan_rdma::ProviderPreference;
+pub use capstan_rdma::{PEER_CAUSED, ProviderPreference};
 pub use capstan_reactor::{RunError, SpinBudget};
 pub use program::{Arguments, Call, ConnectionNumber, Data, Outcome, Program, Results, Wire};
 pub use server::{BindError, Handle, Server};

@@ -35,6 +35,9 @@ pub const RECORD_TRUSTED_BYTES: usize = 64 << 10;
 /// Bytes of received records of one connection, with what was read behind them, from which on
 /// nothing more is read: eight of the longest.
 pub const RECEIVED_PER_CONNECTION_BYTES: usize = 8 * RECORD_MAX_BYTES as usize;
+/// Bytes of received records of a connection whose address is not admitted, from which on it ends:
+/// with the first call of a client, and a few behind it.
+pub const REFUSED_BYTES: usize = 64 << 10;
 /// Bytes of received records of all connections. Beyond it the connection ends whose record is
 /// being received for the longest time. 32 connections can have all they may.
 pub const RECEIVED_BYTES: usize = 32 * RECEIVED_PER_CONNECTION_BYTES;

@@ -108,9 +108,17 @@ pub trait Program: Send + Sync + 'static {
         None
     }
 
-    /// Whether an address may connect: what it says before is not even read. It must not block: the
-    /// thread that owns all connections asks.
-    fn admits(&self, peer: SocketAddr) -> bool;
+    /// Whether an address may have calls carried out. One that may not is not connected over RDMA,
+    /// where a connection costs memory, and has its calls [`refused`](Self::refused) over TCP. It
+    /// must not block: the thread that owns all connections asks.
+    ///
+    /// # Errors
+    /// It may not; why, in words for the log that are the same for all connections of an address.
+    fn admits(&self, peer: SocketAddr) -> Result<(), String>;
+
+    /// Answers a call of an address that is not admitted with why, from nothing but its header; the
+    /// thread that owns all connections calls it. The connection ends for [`Outcome::End`].
+    fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome;
 
     /// A connection has ended, and no call of it is under way. It may block.
     fn ended(&self, connection: ConnectionNumber);

@@ -115,6 +115,11 @@ impl Task {
         self.answer_with(|call, reply| program.at_once(call, reply))
     }
 
+    /// Has `program` refuse it.
+    pub(crate) fn refuse(&mut self, program: &dyn Program) {
+        self.answer_with(|call, reply| Some(program.refused(call, reply)));
+    }
+
     /// Whether `work` has answered the call.
     fn answer_with(
         &mut self,

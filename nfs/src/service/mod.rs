@@ -118,13 +118,20 @@ impl Program for Service {
         rpc::carry_out_at_once(self, call, reply)
     }
 
-    fn admits(&self, peer: SocketAddr) -> bool {
+    fn admits(&self, peer: SocketAddr) -> Result<(), String> {
         let exports = self.exports.all();
         // A port that is not privileged is told so where an export is asked for.
-        exports.iter().any(|export| {
+        let has_rule = exports.iter().any(|export| {
             let rule = export.settings().clients.for_client(peer);
             !matches!(rule, Err(Refused::NoNetwork(_)))
-        })
+        });
+        let ip = peer.ip().to_canonical();
+        let why = || format!("no network of any export has {ip}; add one that does");
+        has_rule.then_some(()).ok_or_else(why)
+    }
+
+    fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
+        rpc::refuse(call, reply)
     }
 
     fn ended(&self, connection: ConnectionNumber) {

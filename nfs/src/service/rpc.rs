@@ -4,8 +4,8 @@ use capstan_nfs_proto::NFS_PROGRAM;
 use capstan_nfs_proto::mount::{MOUNT_PROGRAM, MOUNT_V3};
 use capstan_nfs_proto::v3::NFS_V3;
 use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND, PROC_NULL};
-use capstan_rpc_server::{Call, Outcome, Wire};
-use capstan_rpcrdma::rpc::{Accepted, Call as Header, CallError, Reply};
+use capstan_rpc_server::{Call, Outcome, PEER_CAUSED, Wire};
+use capstan_rpcrdma::rpc::{Accepted, AuthStat, Call as Header, CallError, Denied, Reply};
 use capstan_rpcrdma::xdr::{ReadError, Reader, Writer};
 
 use super::{Service, mount, v3, v4};
@@ -29,6 +29,11 @@ pub(super) fn carry_out(service: &Service, call: &Call<'_>, reply: &mut Writer<'
         Err(CallError::Unreadable(_)) => return Outcome::End,
         Err(CallError::NotACall { .. }) => return Outcome::None,
         Err(CallError::Denied { xid, denied }) => {
+            let ip = call.peer.ip().to_canonical();
+            tracing::info!(
+                target: PEER_CAUSED,
+                "{ip} is refused a call: {denied}; expected sec=sys (mount with that): there is no Kerberos and no TLS"
+            );
             return written(&Reply::denied(xid, denied), reply);
         }
     };
@@ -58,6 +63,27 @@ pub(super) fn carry_out_at_once(
     }
     let done = v4::compound::carry_out_at_once(service, call, &header, arguments, reply)?;
     matches!(done, Done::Reply).then_some(Outcome::Reply)
+}
+
+/// Answers a call of a client that is in no network of any export, as the kernel's server does: it
+/// finds the programs there, and all that it asks of them is denied (RFC 5531, section 9).
+/// Mounting then says that the server denies access.
+pub(super) fn refuse(call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
+    let mut arguments = call.reader;
+    let header = match Header::read(&mut arguments) {
+        Ok(header) => header,
+        Err(CallError::Unreadable(_)) => return Outcome::End,
+        Err(CallError::NotACall { .. }) => return Outcome::None,
+        Err(CallError::Denied { xid, denied }) => {
+            return written(&Reply::denied(xid, denied), reply);
+        }
+    };
+    let is_served = [NFS_PROGRAM, MOUNT_PROGRAM].contains(&header.program);
+    let answer = match header.procedure {
+        PROC_NULL if is_served => Reply::success(header.xid),
+        _ => Reply::denied(header.xid, Denied::Auth(AuthStat::BADCRED)),
+    };
+    written(&answer, reply)
 }
 
 fn written(answer: &Reply, reply: &mut Writer<'_>) -> Outcome {

@@ -12,7 +12,7 @@ use crate::calls::Calls;
 use crate::common::{Common, End};
 use crate::limits::{
     DEAD_CLIENT_TIMEOUT_MS, KEEPALIVE_IDLE_S, QUEUED_PER_CONNECTION_BYTES,
-    RECEIVED_PER_CONNECTION_BYTES, TCP_CALLS_MAX,
+    RECEIVED_PER_CONNECTION_BYTES, REFUSED_BYTES, TCP_CALLS_MAX,
 };
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Outcome, Wire};
@@ -34,8 +34,10 @@ pub(super) struct Connection {
     is_ready: bool,
     /// It is among those that are to be flushed.
     pub(super) is_unflushed: bool,
-    /// A call of it was answered.
+    /// A call of it was carried out.
     is_known: bool,
+    /// Its address may have calls carried out.
+    is_admitted: bool,
     life: Life,
     /// What was counted of it last: memory of what came, and of what is to leave.
     pub(super) counted: (usize, usize),
@@ -76,6 +78,7 @@ impl Connection {
             is_ready: false,
             is_unflushed: false,
             is_known: false,
+            is_admitted: false,
             life: Life::Open,
             counted: (0, 0),
         })
@@ -167,6 +170,12 @@ impl Connection {
         let spare = &mut common.calls.spare;
         let taken = (self.incoming).take(bytes, calls_left, common.now_us, spare);
         taken.map_err(|error| End::Fault(error.to_string()))?;
+        // It may be admitted since.
+        self.is_admitted = self.is_admitted || common.program.admits(self.peer).is_ok();
+        if !self.is_admitted && self.incoming.held_bytes() > REFUSED_BYTES {
+            let why = "its address may use nothing here, and it sent more than a call for that";
+            return Err(End::Closed(why.to_owned()));
+        }
         self.tell_ready(&mut common.calls);
         Ok(())
     }
@@ -188,7 +197,10 @@ impl Connection {
             let mut task = common.calls.task(self.name(), self.peer);
             task.message = 0..record.len();
             task.bytes = record;
-            common.start(task);
+            match self.is_admitted {
+                true => common.start(task),
+                false => common.refuse(task),
+            }
             self.under_way = self.under_way.saturating_add(1);
         }
         self.tell_ready(&mut common.calls);
@@ -200,7 +212,7 @@ impl Connection {
         let answer = task.answer;
         match answer.outcome {
             Outcome::Reply if answer.items.as_slice().is_empty() => {
-                if !std::mem::replace(&mut self.is_known, true) {
+                if self.is_admitted && !std::mem::replace(&mut self.is_known, true) {
                     common.peers.known(self.name());
                 }
                 let reply = std::mem::take(&mut task.reply);

@@ -17,6 +17,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Answers with nothing.
 pub(crate) const NULL: u32 = 0;
+/// What is answered to an address that is not admitted.
+pub(crate) const REFUSED: u32 = 0xDEAD;
 /// Answers with the length and the sum of the bytes of its data.
 pub(crate) const TAKE: u32 = 1;
 /// Answers with so many bytes of data for each length of its arguments.
@@ -156,8 +158,21 @@ impl Program for Tester {
         None
     }
 
-    fn admits(&self, _peer: SocketAddr) -> bool {
-        !self.refuses.load(Ordering::Relaxed)
+    fn admits(&self, _peer: SocketAddr) -> Result<(), String> {
+        let refuses = self.refuses.load(Ordering::Relaxed);
+        let why = || "it is refused".to_owned();
+        (!refuses).then_some(()).ok_or_else(why)
+    }
+
+    fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
+        let mut reader = call.reader;
+        let Ok(xid) = reader.u32("xid") else {
+            return Outcome::End;
+        };
+        reply.u32(xid).unwrap();
+        reply.u32(1).unwrap();
+        reply.u32(REFUSED).unwrap();
+        Outcome::Reply
     }
 
     fn ended(&self, connection: ConnectionNumber) {

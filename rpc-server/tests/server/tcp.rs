@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use capstan_rpc_server::limits::{REPLY_MAX_BYTES, STRANGERS_PER_SOURCE_MAX, TCP_CALLS_MAX};
+use capstan_rpc_server::limits::{
+    REFUSED_BYTES, REPLY_MAX_BYTES, STRANGERS_PER_SOURCE_MAX, TCP_CALLS_MAX,
+};
 use capstan_rpc_server::{BindError, Program, Server, Settings, Transport};
 use capstan_rpcrdma::limits::{DATA_MAX_BYTES, FRAGMENTS_MAX, RECORD_MAX_BYTES};
 use capstan_rpcrdma::xdr::Reader;
 
 use crate::harness::{Client, Running, message, record, settings};
-use crate::program::{GIVE, NULL, PANIC, PATIENCE, SILENT, TAKE, Tester, WAIT, data, sum};
+use crate::program::{GIVE, NULL, PANIC, PATIENCE, REFUSED, SILENT, TAKE, Tester, WAIT, data, sum};
 
 fn start(settings: Settings, program: &Arc<Tester>) -> Running {
     Running::start(settings, Arc::clone(program) as Arc<dyn Program>)
@@ -346,17 +348,35 @@ fn a_server_that_stops_waits_neither_for_clients_nor_for_calls_for_ever() {
 }
 
 #[test]
-fn an_address_that_is_not_admitted_is_refused() {
+fn an_address_that_is_not_admitted_has_its_calls_refused() {
     let program = Tester::new();
     let server = Running::tcp(&program);
     let mut before = server.connect();
     before.send(&message(1, NULL, |_| {}));
     assert_eq!(before.reply().0, 1);
     program.refuses.store(true, Ordering::Relaxed);
-    assert_eq!(server.connect().until_ended(), 0);
+    let carried_out = program.carried_out.load(Ordering::Relaxed);
+    let mut refused = server.connect();
+    for xid in [7, 8] {
+        refused.send(&message(xid, NULL, |_| {}));
+        assert_eq!(refused.reply(), (xid, REFUSED.to_be_bytes().to_vec()));
+    }
+    assert_eq!(program.carried_out.load(Ordering::Relaxed), carried_out);
     before.send(&message(2, NULL, |_| {}));
     assert_eq!(before.reply().0, 2);
-    assert_eq!(program.ended(), 0);
+    // It is not known for that: others make it go.
+    let strangers = STRANGERS_PER_SOURCE_MAX;
+    let mut others: Vec<_> = (0..strangers).map(|_| server.connect()).collect();
+    assert_eq!(refused.until_ended(), 0);
+    // Of what it sends not much is taken.
+    let other = others.last_mut().unwrap();
+    let _ = other.stream.write_all(&vec![1; 4 * REFUSED_BYTES]);
+    other.until_ended();
+    // A reload may add its network.
+    let other = others.get_mut(strangers - 2).unwrap();
+    program.refuses.store(false, Ordering::Relaxed);
+    other.send(&message(9, NULL, |_| {}));
+    assert_eq!(other.reply().0, 9);
 }
 
 #[test]
