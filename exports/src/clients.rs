@@ -260,7 +260,7 @@ pub enum Refused {
     /// Its port is not privileged.
     #[error(
         "{network} may only come from ports below 1024, and {peer} does not; turn secure_ports \
-             off for it, or mount with resvport"
+             off for it, or mount over TCP with resvport (over RDMA no client has such a port)"
     )]
     InsecurePort {
         /// Network of the rule.

@@ -103,7 +103,7 @@ pub enum ExportError {
     },
     /// It is below another export for clients, and not mounted there.
     #[error("{inner} is below {outer} for clients, but {} is not what is mounted there; give it a \
-             path of its own", path.display())]
+             `pseudo` that is not below {outer}", path.display())]
     NotMountedThere {
         /// Path of the export for clients.
         inner: String,

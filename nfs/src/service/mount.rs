@@ -17,7 +17,7 @@ use capstan_nfs_proto::mount::{
     MountResult, MountStatus,
 };
 use capstan_nfs_proto::v3::status::Status;
-use capstan_rpc_server::Call;
+use capstan_rpc_server::{Call, PEER_CAUSED};
 use capstan_rpcrdma::rpc::{Accepted, AuthFlavor, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, WriteError, Writer};
 
@@ -64,7 +64,16 @@ fn mount(context: &Context<'_>, path: DirPath<'_>, to: &mut Writer<'_>) -> Resul
     });
     match &found {
         Ok(_handle) => tracing::info!("{peer} mounts {shown} with NFS version 3"),
-        Err(status) => tracing::info!("{peer} cannot mount {shown}: {status}"),
+        Err(MountStatus::NOENT) => {
+            let there = paths_of(context);
+            tracing::info!(
+                target: PEER_CAUSED,
+                "{peer} cannot mount {shown}: there is no such path; for it there {there}"
+            );
+        }
+        Err(status) => {
+            tracing::info!(target: PEER_CAUSED, "{peer} cannot mount {shown}: {status}");
+        }
     }
     // Any flavor but AUTH_NONE, which is taken as well, but is no user.
     let flavors = [AuthFlavor::SYS.0];
@@ -76,6 +85,29 @@ fn mount(context: &Context<'_>, path: DirPath<'_>, to: &mut Writer<'_>) -> Resul
         Err(status) => MountResult::Failed(*status),
     };
     result.encode(to)
+}
+
+/// Paths of exports that are named in one line.
+const PATHS_TOLD: usize = 8;
+
+/// The first paths that the client may mount, in words.
+fn paths_of(context: &Context<'_>) -> String {
+    let all = context.exports.all();
+    let peer = context.call.peer;
+    let mine = all
+        .iter()
+        .map(|export| export.settings())
+        .filter(|of| of.clients.for_client(peer).is_ok());
+    let mut paths: Vec<_> = mine.map(|of| &*of.client_path).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    let more = paths.len().saturating_sub(PATHS_TOLD);
+    paths.truncate(PATHS_TOLD);
+    match (paths.is_empty(), more) {
+        (true, _) => "is none".to_owned(),
+        (false, 0) => format!("is {}", paths.join(", ")),
+        (false, more) => format!("is {}, and {more} more", paths.join(", ")),
+    }
 }
 
 /// The directory that a path stands for: that of an export, or one below it, to which the names

@@ -8,12 +8,17 @@ use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::results::{BindConnToSessionOk, ExchangeIdOk, StateProtected};
 use capstan_nfs_proto::v4::types::{ClientId, OwnerBytes, ServerOwner, SessionId, Stateid};
 
+use capstan_rpc_server::PEER_CAUSED;
+
 use super::context::{Context, Outcome, Results};
 use crate::service::random;
 use crate::state::DestroySessionPlace;
 
 /// Stateids that are tested while the state is locked: some 0.1 ms.
 const TESTED_AT_ONCE: usize = 256;
+
+/// Bytes of a client's owner that are told: Linux begins with its version and its machine's name.
+const OWNER_BYTES_TOLD: usize = 64;
 
 impl Context<'_> {
     pub(super) fn exchange_id(
@@ -27,6 +32,15 @@ impl Context<'_> {
         let exchanged = self.service.with_state(|state, now_us| {
             state.exchange_id(arguments, minor_version, &peer, unguessable, now_us)
         })??;
+        if !exchanged.flags.contains(args::ExchangeIdFlags::CONFIRMED_R) {
+            let name = arguments.clientowner.ownerid.0;
+            let shown = name.get(..OWNER_BYTES_TOLD).unwrap_or(name).escape_ascii();
+            tracing::info!(
+                target: PEER_CAUSED,
+                "{} has come: NFS 4.{minor_version}, owner {shown}",
+                self.call.peer.ip().to_canonical()
+            );
+        }
         let owner: OwnerBytes<'_> = Opaque(&self.service.owner);
         Ok(results.push(&OpResult::ExchangeId(ExchangeIdOk {
             clientid: exchanged.client,
