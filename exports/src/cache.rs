@@ -52,7 +52,7 @@ impl OpenFiles {
     ///
     /// # Errors
     /// As [`Node::open`]; [`FileError::Stale`] where the last name of a file that was kept open is
-    /// gone; [`FileError::Full`] where all that are open are in use.
+    /// gone.
     pub fn open(&self, node: &Node, caller: &Caller, access: OpenAccess) -> Result<Arc<OpenFile>> {
         let key = (node.export().id(), *node.kernel_handle(), access, *caller);
         let found = self.kept().get_mut(&key).map(|kept| {
@@ -69,55 +69,43 @@ impl OpenFiles {
                 }
             }
         }
-        self.make_room()?;
         let file = Arc::new(node.open(caller, access, true)?);
+        let (file, closed) = self.keep(key, file);
+        // Closing may wait for a file system, and the table is everybody's.
+        drop(closed);
+        Ok(file)
+    }
+
+    /// Keeps a file, in the place of the one that was not used for the longest time where there is
+    /// no other. What is in use, or has unsynced data, is closed behind that.
+    fn keep(&self, key: FileKey, file: Arc<OpenFile>) -> (Arc<OpenFile>, Option<Kept>) {
         let mut kept = self.kept();
+        let mut closed = None;
         if kept.len() >= self.most && !kept.contains_key(&key) {
-            return Err(self.full());
+            let oldest = kept.iter().min_by_key(|(_, kept)| kept.used);
+            let oldest = oldest.map(|(key, _)| *key);
+            closed = oldest.and_then(|key| kept.remove(&key));
         }
         // Another thread may have opened it meanwhile: then that one is used.
         let kept = kept.entry(key).or_insert_with(|| Kept {
             file,
             used: Instant::now(),
         });
-        Ok(kept.file.clone())
+        (kept.file.clone(), closed)
     }
 
-    const fn full(&self) -> FileError {
-        FileError::Full {
-            what: "the table of open files",
-            places: self.most,
-        }
-    }
-
-    /// Closes the one that was not used for the longest time, where there is no room.
-    fn make_room(&self) -> Result<()> {
-        let mut kept = self.kept();
-        if kept.len() < self.most {
-            return Ok(());
-        }
-        let oldest = kept
-            .iter()
-            .filter(|(_, kept)| Arc::strong_count(&kept.file) == 1)
-            .min_by_key(|(_, kept)| kept.used)
-            .map(|(key, _)| *key);
-        let oldest = oldest.ok_or_else(|| self.full())?;
-        kept.remove(&oldest);
-        Ok(())
-    }
-
-    /// Closes files that are not in use and were not for `idle`. Returns how many.
+    /// Closes files that were not used for `idle`. Returns how many.
     pub fn close_idle(&self, idle: Duration) -> usize {
         let mut kept = self.kept();
         let before = kept.len();
-        kept.retain(|_, kept| Arc::strong_count(&kept.file) > 1 || kept.used.elapsed() < idle);
+        kept.retain(|_, kept| kept.used.elapsed() < idle);
         before - kept.len()
     }
 
-    /// Forgets all of an export, so that its file system can be unmounted. Those in use are closed
-    /// behind their use.
-    pub fn forget_export(&self, export: ExportId) {
-        self.kept().retain(|key, _| key.0 != export);
+    /// Forgets all of these exports, so that their file systems can be unmounted. Those in use are
+    /// closed behind their use.
+    pub fn forget_exports(&self, is_gone: impl Fn(ExportId) -> bool) {
+        self.kept().retain(|key, _| !is_gone(key.0));
     }
 
     /// Forgets a file whose last name was removed, so that its space is free.

@@ -33,6 +33,9 @@ pub const COPY_BYTES: u64 = 64 << 20;
 /// Files that have data which no sync has put on the disk: one descriptor each.
 pub const UNSYNCED_FILES: usize = 4096;
 
+/// Such files of a writer that are looked at for one that nothing is written to, to make room.
+pub const UNSYNCED_TRIED: usize = 8;
+
 /// Writers of one such file.
 pub const UNSYNCED_WRITERS: usize = 1024;
 

@@ -26,6 +26,7 @@ use std::time::Instant;
 
 use capstan_exports::cache::OpenFiles;
 use capstan_exports::clients::Refused;
+use capstan_exports::limits::UNSYNCED_FILES;
 use capstan_exports::reload::Change;
 use capstan_exports::unsynced::UnsyncedFiles;
 use capstan_exports::{Exports, FileError};
@@ -50,7 +51,8 @@ pub struct Settings {
     /// What the server calls itself (so_major_id, and the scope): the same after a restart, and no
     /// other server's. Up to 1024 bytes.
     pub owner: Box<[u8]>,
-    /// Most files kept open for clients without opens of their own.
+    /// Most files kept open for clients without opens of their own. Up to twice as many, and no
+    /// more than [`UNSYNCED_FILES`], are kept open for data that is not committed.
     pub cached_files: usize,
 }
 
@@ -76,12 +78,13 @@ impl Service {
     /// # Errors
     /// Stable storage cannot be used.
     pub fn new(exports: Arc<Exports>, settings: Settings) -> Result<Arc<Self>, StableFileError> {
+        let unsynced_files = UNSYNCED_FILES.min(settings.cached_files.saturating_mul(2));
         Ok(Arc::new(Self {
             exports,
             driven: Mutex::new(Driven::open(settings.state, &settings.stable_path)?),
             files: Files::default(),
             cached: OpenFiles::new(settings.cached_files),
-            unsynced: UnsyncedFiles::default(),
+            unsynced: UnsyncedFiles::new(unsynced_files),
             duplicates: Duplicates::default(),
             guards: Guards::default(),
             started: Instant::now(),
@@ -99,7 +102,8 @@ impl Service {
     /// what they have of the others.
     pub fn exports_changed(&self, changes: &[Change]) {
         for change in changes.iter().filter(|change| change.is_stale()) {
-            self.cached.forget_export(change.export.id());
+            let id = change.export.id();
+            self.cached.forget_exports(|other| other == id);
         }
     }
 

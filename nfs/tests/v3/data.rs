@@ -55,6 +55,28 @@ fn root_data_is_read_up_to_the_end() {
     assert_eq!(client.read(&link, 0, 10), Err(Status::INVAL));
 }
 
+/// Twice as many files as are kept open (`Served`).
+#[test]
+fn root_data_that_is_not_committed_keeps_no_other_file_from_being_opened() {
+    let served = Served::new();
+    put(&served.path().join("other"), b"data", 1001, 0o644);
+    let mut other = Client::user(&served, 1001);
+    let read = other.named("other");
+    let mut client = Client::user(&served, 1000);
+    client.connection = 2;
+    for at in 0..32 {
+        let name = format!("f{at}");
+        put(&served.path().join(&name), b"", 1000, 0o644);
+        let file = client.named(&name);
+        let written = client.write(&file, 0, b"x", StableHow::Unstable);
+        assert_eq!(written.map(|ok| ok.count), Ok(1), "{name}");
+        let data = other.read(&read, 0, 4);
+        assert_eq!(data, Ok((b"data".to_vec(), true)), "behind {name}");
+    }
+    let ours = other.write(&read, 0, b"x", StableHow::Unstable).unwrap();
+    assert_eq!(ours.committed, StableHow::Unstable, "places are left");
+}
+
 #[test]
 fn root_no_read_is_of_more_than_a_mebibyte() {
     let served = Served::new();
