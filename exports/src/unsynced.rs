@@ -428,4 +428,34 @@ impl UnsyncedFiles {
             }
         }
     }
+
+    /// Forgets all files of exports that are given up, and hands them out to be synced.
+    pub fn give_up_exports(&self, is_gone: impl Fn(ExportId) -> bool) -> GivenUp {
+        let mut table = locked(&self.table);
+        let keys = table.files.keys().copied();
+        let keys: Vec<FileKey> = keys.filter(|(export, _)| is_gone(*export)).collect();
+        let files = keys.iter().filter_map(|key| table.remove(key));
+        GivenUp(files.collect())
+    }
+}
+
+/// Files with unsynced data of exports that are given up. They are closed when this is dropped.
+#[derive(Debug)]
+#[must_use = "what clients have written is to be synced"]
+pub struct GivenUp(Vec<Arc<Unsynced>>);
+
+impl GivenUp {
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Syncs and closes them. Clients cannot be told what is lost, and the log is.
+    pub fn sync(self) {
+        for unsynced in self.0 {
+            if let Err(error) = unsynced.file.sync_data() {
+                tracing::warn!("data of an export that was taken out was lost: {error}");
+            }
+        }
+    }
 }

@@ -118,3 +118,26 @@ fn root_a_file_that_is_being_written_makes_no_room() {
     files.commit(WriterId(1), &second).unwrap();
     assert_eq!(files.count(), 1);
 }
+
+#[test]
+fn root_what_an_export_that_is_given_up_has_unsynced_is_handed_out() {
+    own_mounts();
+    let disk = Disk::of("", "ext4").unwrap();
+    let (exported, nodes) = files_of(&disk, 2);
+    let user = exported.caller(1000);
+    let files = UnsyncedFiles::new(8);
+    for node in &nodes {
+        let file = Arc::new(node.open(&user, OpenAccess::Write, false).unwrap());
+        let data = b"x"[..].into();
+        let written = files.write(WriterId(1), &user, &file, data, 0, Stable::Unstable);
+        assert_eq!(written, Ok((1, Stable::Unstable)));
+    }
+    assert!(files.give_up_exports(|_| false).is_empty());
+    let id = exported.export.id();
+    drop((nodes, exported));
+    let given_up = files.give_up_exports(|other| other == id);
+    assert_eq!(files.count(), 0);
+    support::run("umount", &[disk.path().to_str().unwrap()]).unwrap_err();
+    given_up.sync();
+    disk.unmount();
+}

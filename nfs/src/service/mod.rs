@@ -19,9 +19,11 @@ mod rpc;
 mod v3;
 mod v4;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Instant;
 
 use capstan_exports::cache::OpenFiles;
@@ -29,7 +31,7 @@ use capstan_exports::clients::Refused;
 use capstan_exports::limits::UNSYNCED_FILES;
 use capstan_exports::reload::Change;
 use capstan_exports::unsynced::UnsyncedFiles;
-use capstan_exports::{Exports, FileError};
+use capstan_exports::{ExportId, Exports, FileError};
 use capstan_rpc_server::{Call, ConnectionNumber, Outcome, Program};
 use capstan_rpcrdma::xdr::Writer;
 
@@ -98,12 +100,30 @@ impl Service {
         &self.exports
     }
 
-    /// Exports were replaced: what is kept open of those that are stale is closed. Clients keep
-    /// what they have of the others.
+    /// Exports were replaced: what clients have of those that are stale, or not there any more, is
+    /// given up, so that their file systems can be unmounted. Opens and locks end, and what was not
+    /// committed is synced by a thread of its own, as a file system that is taken out may hang.
+    /// Clients keep what they have of the others.
     pub fn exports_changed(&self, changes: &[Change]) {
-        for change in changes.iter().filter(|change| change.is_stale()) {
-            let id = change.export.id();
-            self.cached.forget_exports(|other| other == id);
+        let stale = changes.iter().filter(|change| change.is_stale());
+        let stale: HashSet<ExportId> = stale.map(|change| change.export.id()).collect();
+        // Those that `crossmnt` had made of what is not mounted any more are in no change.
+        let there = self.exports.all();
+        let there: HashSet<ExportId> = there.iter().map(|export| export.id()).collect();
+        let is_gone = |id: ExportId| stale.contains(&id) || !there.contains(&id);
+        let gone_number = |id: u64| u32::try_from(id).is_ok_and(|id| is_gone(ExportId(id)));
+        let _told_already = self.with_state(|state, _now_us| state.give_up_exports(gone_number));
+        self.cached.forget_exports(is_gone);
+        let given_up = self.unsynced.give_up_exports(is_gone);
+        if given_up.is_empty() {
+            return;
+        }
+        let thread = thread::Builder::new().name("nfs-given-up".into());
+        if let Err(error) = thread.spawn(move || given_up.sync()) {
+            tracing::warn!(
+                "no thread syncs what exports that were taken out have unsynced, and the kernel \
+                 does so later: {error}"
+            );
         }
     }
 

@@ -36,6 +36,7 @@
 
 mod clients;
 mod config;
+mod exports;
 mod grace;
 pub mod limits;
 mod locks;
