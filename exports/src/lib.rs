@@ -16,6 +16,7 @@ pub mod export;
 pub mod file;
 pub mod handle;
 pub mod identity;
+mod inside;
 pub mod key;
 pub mod limits;
 mod mounts;

@@ -10,9 +10,16 @@ pub const MOUNT_POINTS: usize = 16 << 10;
 /// each mount: a tenth of a second.
 pub const MOUNT_POINT_ENTRIES: usize = 64 << 10;
 
-/// Directories above one another that are looked through for the root of an export. Linux makes no
-/// path of more than 4096 bytes, but a tree can grow deeper one name at a time.
-pub const DEPTH: usize = 4096;
+/// Directories above one another that are looked through for the root of an export: 1024 steps of
+/// some 20 µs. Linux makes no path of more than 4096 bytes, but a tree can grow deeper one name at
+/// a time.
+pub const DEPTH: usize = 1 << 20;
+
+/// Directories that one step leads up: a path of 3072 bytes, of which the kernel takes 4096.
+pub const LEVELS_AT_ONCE: usize = 1024;
+
+/// Times that the root of an export is looked for, when directories above are moved meanwhile.
+pub const INSIDE_ATTEMPTS: usize = 3;
 
 /// Times that a create is tried again, when the file is there and gone in turns.
 pub const CREATE_ATTEMPTS: usize = 8;

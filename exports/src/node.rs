@@ -11,11 +11,10 @@ use nix::sys::stat::Mode;
 
 use crate::attributes::{Attributes, FileType, MASK, SetAttributes, WasSet};
 use crate::error::{FileError, Result, StaleReason};
-use crate::export::{Export, Exports, Found, PLACE_MASK, Place};
+use crate::export::{Export, Exports, Found, PLACE_MASK};
 use crate::file::{OpenAccess, OpenFile};
 use crate::handle::{Handle, KernelHandle};
 use crate::identity::Caller;
-use crate::limits::DEPTH;
 use crate::name::Name;
 use crate::sys::{self, FdPath, NoHandle};
 
@@ -265,38 +264,6 @@ impl Node {
         let parent = Self::of_fd(export, fd)?;
         parent.check_inside()?;
         Ok(parent)
-    }
-
-    /// Whether the root of the export is above this directory. Where the root is that of a mount,
-    /// the kernel goes no further; elsewhere all that is above is looked at.
-    fn check_inside(&self) -> Result<()> {
-        if self.export.root_is_mounted() {
-            return Ok(());
-        }
-        let looking = FileError::kernel("looking for the root of the export");
-        let root = self.export.root_place();
-        let mut above: Option<OwnedFd> = None;
-        let mut place = None;
-        for _ in 0..DEPTH {
-            let at = above.as_ref().map_or_else(|| self.fd(), AsFd::as_fd);
-            let here = Place::of(&sys::statx(at, PLACE_MASK).map_err(looking)?);
-            if here == root {
-                return Ok(());
-            }
-            // The root of the whole file system is above itself.
-            if place == Some(here) {
-                break;
-            }
-            place = Some(here);
-            let how = OpenHow::new()
-                .flags(LOOK | OFlag::O_DIRECTORY)
-                .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV);
-            above = match openat2(at, c"..", how) {
-                Err(Errno::EXDEV) => break,
-                other => Some(other.map_err(looking)?),
-            };
-        }
-        Err(FileError::OutsideExport)
     }
 
     /// Its attributes. Any client with a handle may ask for them, as below a directory that can

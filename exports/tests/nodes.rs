@@ -255,6 +255,33 @@ fn root_a_directory_that_was_moved_out_leads_nowhere_above() {
 }
 
 #[test]
+fn root_a_directory_has_a_parent_however_deep_it_is() {
+    use nix::fcntl::{OFlag, openat};
+    use nix::sys::stat::{Mode, mkdirat};
+    own_mounts();
+    let disk = Disk::of("", "tmpfs").unwrap();
+    let top = disk.path().join("top");
+    fs::create_dir(&top).unwrap();
+    let exported = Exported::new(&top);
+    let root = exported.caller(0);
+    let mut at = exported.root();
+    let mut open = std::os::fd::OwnedFd::from(fs::File::open(&top).unwrap());
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+    for depth in 1..=5000 {
+        mkdirat(&open, "d", Mode::S_IRWXU).unwrap();
+        open = openat(&open, "d", flags, Mode::empty()).unwrap();
+        at = at.lookup(&exported.exports, &root, name("d")).unwrap();
+        // What one step leads up, a level less and a level more.
+        if depth % 1000 == 0 || (1023..=1026).contains(&depth) {
+            let parent = at.parent(&root).unwrap();
+            assert_eq!(parent.parent(&root).is_ok(), depth > 1, "{depth}");
+        }
+    }
+    fs::rename(top.join("d"), disk.path().join("out")).unwrap();
+    assert_eq!(at.parent(&root).unwrap_err(), FileError::OutsideExport);
+}
+
+#[test]
 fn root_a_directory_without_a_file_system_id_or_handles_is_refused_by_name() {
     own_mounts();
     let open = |path: &str| Exports::open(KEY, vec![settings(path.as_ref(), "/x")]);
