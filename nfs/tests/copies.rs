@@ -104,6 +104,35 @@ fn root_data_is_copied_within_the_server() {
 }
 
 #[test]
+fn root_a_request_has_no_more_copied_than_one_copy_moves() {
+    let served = Served::new();
+    let most = capstan_exports::limits::COPY_BYTES;
+    put(&served.path().join("from"), b"", 0, 0o644);
+    let source = fs::File::options()
+        .write(true)
+        .open(served.path().join("from"));
+    source.unwrap().set_len(most + 10).unwrap();
+    put(&served.path().join("to"), b"", 0, 0o644);
+    let mut client = served.client("one");
+    let from = client.open("from", "o", READ);
+    let to = client.open("to", "o", BOTH);
+    let [put, save, target, copy] = copy_ops(&from, &to, (0, 0, most - 5));
+    let moved = |results: &[OpResult<'_>]| -> Vec<u64> {
+        let copies = results.iter().filter_map(|result| match result {
+            OpResult::Copy(ok) => Some(ok.response.count),
+            _ => None,
+        });
+        copies.collect()
+    };
+    // The second is cut short, and the third is for another request.
+    let ops = [put, save, target, copy, copy, copy];
+    let (status, moved_of_each) = client.try_run(&ops, |status, results| (status, moved(results)));
+    assert_eq!((status, moved_of_each), (Status::DELAY, vec![most - 5, 5]));
+    let again = client.run(&ops[..4], moved);
+    assert_eq!(again, [most - 5]);
+}
+
+#[test]
 fn root_what_is_no_copy_within_the_server_is_refused() {
     let served = Served::new();
     put(&served.path().join("from"), b"data", 0, 0o644);

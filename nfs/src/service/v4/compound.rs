@@ -14,6 +14,7 @@ use capstan_rpc_server::Call;
 use capstan_rpcrdma::rpc::{Accepted, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, Writer};
 
+use super::budget::Budget;
 use super::context::{Context, User, Waits};
 use super::operations::{changes_something, may_be_alone};
 use crate::service::Service;
@@ -142,6 +143,7 @@ fn carry_out_operations(
         is_last: false,
         next: None,
         waits: Cell::new(waits),
+        budget: Budget::default(),
         current: None,
         saved: None,
         stateids: CurrentStateid::new(),

@@ -15,6 +15,7 @@ use capstan_nfs_proto::v4::types::{ClientId, Component};
 use capstan_rpc_server::{Call, PEER_CAUSED};
 use capstan_rpcrdma::rpc::{AuthFlavor, Credentials as RpcCredentials, Gids};
 
+use super::budget::Budget;
 use crate::service::Service;
 use crate::service::failure::Failure;
 use crate::state::{ConnId, CurrentStateid, FileKey, InSession, Peer, Principal, State};
@@ -99,6 +100,8 @@ pub(super) struct Context<'a> {
     /// The one that follows.
     pub(super) next: Option<OpNum>,
     pub(super) waits: Cell<Waits>,
+    /// What it may have done yet of what takes long.
+    pub(super) budget: Budget,
     /// The current filehandle.
     pub(super) current: Option<Object>,
     /// The saved filehandle.

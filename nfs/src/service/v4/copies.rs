@@ -36,7 +36,7 @@ impl Context<'_> {
         })
     }
 
-    /// COPY: as much of it as one call moves, in order and at once. The client goes on with the
+    /// COPY: as much of it as one request moves, in order and at once. The client goes on with the
     /// rest.
     pub(super) fn copy(
         &self,
@@ -57,6 +57,7 @@ impl Context<'_> {
             0 => u64::MAX,
             count => count,
         };
+        let length = self.budget.copy_bytes(length)?;
         let writeverf = self.verifier();
         let (count, stable) =
             self.service
@@ -65,6 +66,7 @@ impl Context<'_> {
                     let (from, to) = (arguments.src_offset, arguments.dst_offset);
                     target.copy_from(&file.caller, &source, from, to, length)
                 })?;
+        self.budget.copied(count);
         Ok(results.push(&OpResult::Copy(CopyOk {
             response: WriteResponse {
                 callback_id: None,

@@ -1,6 +1,7 @@
 //! NFS version 4: COMPOUND.
 
 pub(super) mod attributes;
+mod budget;
 pub(super) mod compound;
 mod context;
 mod copies;

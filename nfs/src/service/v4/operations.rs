@@ -10,8 +10,10 @@ impl Context<'_> {
     /// Carries out an operation that may be where it is.
     ///
     /// # Errors
-    /// It failed, and nothing was added to `results`.
+    /// It failed, or is to be sent again as those before it took long, and nothing was added to
+    /// `results`.
     pub(super) fn operation(&mut self, op: &Op<'_>, results: &mut Results<'_, '_>) -> Outcome {
+        self.budget.check(op.num())?;
         match op {
             Op::PutRootFh | Op::PutPubFh => self.put_root(op.num(), results),
             Op::PutFh(handle) => self.put(*handle, results),
