@@ -121,7 +121,7 @@ pub enum ExportError {
 }
 
 /// What is known of an open file from `statx(2)` that tells it from every other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     pub(crate) mount: u64,
     pub(crate) device: (u32, u32),
@@ -336,6 +336,8 @@ pub(crate) struct Table {
     /// Those of the settings, and those mounted below them with `crossmnt`.
     pub(crate) by_id: HashMap<ExportId, Arc<Export>>,
     pub(crate) absent: Absent,
+    /// What is mounted below them and is not exported, of which the log was told.
+    pub(crate) refused: HashSet<Place>,
 }
 
 /// Exports that were not opened, as their file systems do not answer.
@@ -451,6 +453,7 @@ impl Exports {
                 tree: Arc::new(tree),
                 by_id,
                 absent: missing,
+                refused: HashSet::new(),
             }),
             writers,
         };

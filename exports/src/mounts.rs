@@ -1,13 +1,15 @@
-//! File systems that are mounted below an export with `crossmnt`: found when a client looks them up,
+//! File systems that are mounted below an export with `crossmnt`: found when a client looks one up,
 //! and when the export is opened, as their handles have to be known after a restart before that.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
+use nix::sys::statvfs::{FsFlags, fstatvfs};
 
 use crate::export::{Export, Exports, PLACE_MASK, Place};
 use crate::handle::{ExportId, FileSystemId, KernelHandle};
@@ -52,6 +54,48 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// The id of a mount that can be written, where one of the same directory can only be read.
+fn id_beside(id: ExportId) -> ExportId {
+    let digest = blake3::hash(&id.0.to_be_bytes());
+    let first = digest.as_bytes().first_chunk().copied();
+    ExportId(u32::from_be_bytes(first.unwrap_or_default()))
+}
+
+/// Another mount of the same directory that has the id, and is still there.
+fn rival<'t>(
+    by_id: &'t HashMap<ExportId, Arc<Export>>,
+    export: &Export,
+) -> Option<&'t Arc<Export>> {
+    let held = by_id.get(&export.id)?;
+    let is_other = held.root_place != export.root_place;
+    (is_other && held.is_adopted() && held.is_mounted()).then_some(held)
+}
+
+impl Export {
+    /// Whether it is mounted somewhere: what is not has nothing above it.
+    fn is_mounted(&self) -> bool {
+        let up = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+        let above = openat2(self.root(), c"..", up).ok();
+        let above = above.and_then(|fd| sys::statx(fd.as_fd(), PLACE_MASK).ok());
+        above.is_some_and(|stat| Place::of(&stat).mount != self.root_place.mount)
+    }
+
+    /// Whether its mount, or all of its file system, can only be read.
+    fn is_read_only(&self) -> bool {
+        let flags = fstatvfs(self.root()).map(|about| about.flags());
+        flags.is_ok_and(|flags| flags.contains(FsFlags::ST_RDONLY))
+    }
+
+    /// Where it is mounted, for the log.
+    fn found_at(&self) -> PathBuf {
+        let path = FdPath::new(self.root());
+        let path = nix::fcntl::readlink(path.as_c_str()).map(PathBuf::from);
+        path.unwrap_or_else(|_| self.settings.path.clone())
+    }
+}
+
 /// Makes exports of what is mounted below `export`. The outer of two comes first in the list.
 pub(crate) fn adopt_below(exports: &Exports, export: &Arc<Export>) {
     let path = &export.settings().path;
@@ -69,9 +113,17 @@ pub(crate) fn adopt_below(exports: &Exports, export: &Arc<Export>) {
     let Ok(real) = fs::canonicalize(path) else {
         return;
     };
+    let points = mount_points(&mountinfo);
+    // Once more for those that have lost their ids to a mount that comes behind them.
+    for _ in 0..2 {
+        adopt_points(exports, export, &real, &points);
+    }
+}
+
+fn adopt_points(exports: &Exports, export: &Arc<Export>, real: &Path, points: &[PathBuf]) {
     let mut above = vec![(PathBuf::new(), export.clone())];
-    for point in mount_points(&mountinfo) {
-        let Ok(below) = point.strip_prefix(&real) else {
+    for point in points {
+        let Ok(below) = point.strip_prefix(real) else {
             continue;
         };
         if below.as_os_str().is_empty() {
@@ -136,7 +188,7 @@ impl Exports {
         let settings = outer.settings.clone();
         let id = |file_system, root: &_| id_of_mounted(outer.id, file_system, root);
         match Export::of_root(root, settings, id, Some(outer.clone()), &self.writers) {
-            Ok(export) => self.adopt(Arc::new(export)),
+            Ok(export) => self.adopt(export),
             Err(error) => {
                 tracing::warn!("what is mounted below an export is not exported: {error}");
                 None
@@ -144,21 +196,39 @@ impl Exports {
         }
     }
 
-    /// A file system that was unmounted and mounted again takes the place of what it was.
-    fn adopt(&self, export: Arc<Export>) -> Option<Arc<Export>> {
+    /// A file system that was unmounted and mounted again takes the place of what it was. Where the
+    /// same directory is mounted once more, handles lead to the mount that can only be read, as they
+    /// do not tell by which one a file was found: the other has an id beside it.
+    fn adopt(&self, mut export: Export) -> Option<Arc<Export>> {
         let mut table = self.table_to_change();
         let by_id = &mut table.by_id;
         let outer = export.outer.as_ref()?;
         by_id.get(&outer.id).filter(|now| Arc::ptr_eq(now, outer))?;
-        let adopted = by_id.get(&export.id).is_none_or(|held| held.is_adopted());
-        if !adopted || by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
-            tracing::warn!(
-                "what is mounted below {} is not exported: its id is another export's, or there \
-                 are {EXPORTS} already; export it with a path of its own",
-                export.settings.path.display(),
-            );
+        if rival(by_id, &export).is_some_and(|held| held.is_read_only() && !export.is_read_only()) {
+            export.id = id_beside(export.id);
+        }
+        let problem = if by_id.get(&export.id).is_some_and(|held| !held.is_adopted()) {
+            Some("its id is another export's".into())
+        } else if by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
+            Some(format!("there are {EXPORTS} exports already"))
+        } else {
+            let held = rival(by_id, &export);
+            let held = held.filter(|held| held.is_read_only() || !export.is_read_only());
+            held.map(|held| format!("the same directory is, at {}", held.found_at().display()))
+        };
+        if let Some(problem) = problem {
+            let (at, path) = (export.found_at(), &export.settings.path);
+            if table.refused.len() < EXPORTS && table.refused.insert(export.root_place) {
+                tracing::warn!(
+                    "{}, mounted below {}, is not exported: {problem}; export it with a path of \
+                     its own",
+                    at.display(),
+                    path.display(),
+                );
+            }
             return None;
         }
+        let export = Arc::new(export);
         by_id.insert(export.id, export.clone());
         Some(export)
     }

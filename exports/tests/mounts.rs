@@ -197,3 +197,76 @@ fn root_what_is_mounted_later_is_found_and_let_go_of() {
         exported.export.id()
     );
 }
+
+/// Mounts a directory once more; `flags` are of that mount alone.
+fn bind(from: &std::path::Path, to: &std::path::Path, flags: &str) {
+    fs::create_dir_all(to).unwrap();
+    let (from, to) = (from.to_str().unwrap(), to.to_str().unwrap());
+    run("mount", &["--bind", from, to]).unwrap();
+    run("mount", &["-o", &format!("remount,bind,{flags}"), to]).unwrap();
+}
+
+fn may_write(exports: &Exports, handle: &[u8]) -> bool {
+    let node = exports.node(handle).unwrap().unwrap();
+    let caller = caller(node.export(), 1000, &[]);
+    let opened = node.open(&caller, capstan_exports::OpenAccess::Write, false);
+    match opened {
+        Ok(_) => true,
+        Err(error) => {
+            assert_eq!(error.errno(), Some(nix::errno::Errno::EROFS), "{error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn root_what_was_found_by_a_read_only_mount_is_written_by_no_other() {
+    own_mounts();
+    let other = Disk::of("", "ext4").unwrap();
+    support::put(&other.path().join("f"), b"data", 1000, 0o644);
+    let disk = Disk::of("", "ext4").unwrap();
+    bind(&other.path(), &disk.path().join("writable"), "rw");
+    let exported = Exported::of(vec![crossing(&disk)]);
+    let found = |exported: &Exported, point| {
+        let node = walk(exported, exported.root(), &[point, "f"]);
+        exported.exports.handle(&node)
+    };
+    let early = found(&exported, "writable");
+    assert!(may_write(&exported.exports, early.bytes()));
+    bind(&other.path(), &disk.path().join("only-read"), "ro");
+    bind(&other.path(), &disk.path().join("only-read-too"), "ro");
+    let handles = |exported: &Exported| ["only-read", "writable"].map(|at| found(exported, at));
+    let before = handles(&exported);
+    for _ in 0..2 {
+        assert_eq!(handles(&exported), before);
+        let may = before.map(|handle| may_write(&exported.exports, handle.bytes()));
+        assert_eq!(may, [false, true]);
+    }
+    assert!(
+        !may_write(&exported.exports, early.bytes()),
+        "which it was found by cannot be told"
+    );
+    let root = exported.root();
+    let twice = root.lookup(
+        &exported.exports,
+        &exported.caller(0),
+        name("only-read-too"),
+    );
+    assert_eq!(twice.unwrap_err(), FileError::OtherFileSystem);
+    drop((root, exported));
+    // Before anybody has looked one up, in whatever order.
+    let again = Exports::open(KEY, vec![crossing(&disk)]).unwrap();
+    let may = before.map(|handle| may_write(&again, handle.bytes()));
+    assert_eq!(may, [false, true]);
+    drop(again);
+    let point = disk.path().join("only-read");
+    run("umount", &[point.to_str().unwrap()]).unwrap();
+    let exported = Exported::of(vec![crossing(&disk)]);
+    let twice = found(&exported, "only-read-too");
+    assert_eq!(twice, before[0], "the other one is not there any more");
+    assert!(!may_write(&exported.exports, twice.bytes()));
+    for point in ["writable", "only-read-too"] {
+        let point = disk.path().join(point);
+        run("umount", &["--lazy", point.to_str().unwrap()]).unwrap();
+    }
+}
