@@ -396,6 +396,24 @@ fn look_at_mounted(crossmnt: bool) {
         });
     } else {
         assert_eq!(client.status(&path_ops(&["inner"])), Status::ACCESS);
+        // Without a place for the reason it is left out, and what is behind it is not.
+        for name in ["a", "z"] {
+            put(&served.path().join(name), b"", 0, 0o644);
+        }
+        let mut requested = readable();
+        requested.remove(AttrNumber::RDATTR_ERROR.0);
+        let (mut names, mut from) = (Vec::new(), START);
+        loop {
+            let part = ask(from, 1 << 16, requested);
+            let page = read(&mut client, &path_ops(&[]), part, |_, _, _| {});
+            names.extend(page.names);
+            if page.eof {
+                break;
+            }
+            from = page.last;
+        }
+        names.sort();
+        assert_eq!(names, ["a", "z"]);
     }
 }
 

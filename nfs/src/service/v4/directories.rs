@@ -26,6 +26,12 @@ const ATTEMPTS: usize = 8;
 /// length of the name.
 const ENTRY_BYTES: usize = 4 + 8 + 4;
 
+/// Bytes that dircount counts for the shortest name, its length and its cookie.
+const NAME_BYTES_MIN: usize = 4 + 4 + 8;
+
+/// Bytes of the longest name (`NAME_MAX`).
+const NAME_BYTES_MAX: usize = 255;
+
 /// Bytes by which the attributes of two files of a directory may differ: the digits of owner and
 /// group.
 const OWNERS_BYTES: usize = 2 * 12;
@@ -162,12 +168,19 @@ impl Context<'_> {
         let shared = self.shared_of(node, &arguments.attr_request)?;
         let own = shared.with_file(&node.attributes()?, 0, handle.bytes());
         let asked = Asked::new(arguments, &own);
+        let entry_bytes = entry_bytes(&own, &asked.requested);
         let room = results.room_bytes().min(arguments.maxcount.into());
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        // No more is looked at than dircount lets into the answer.
+        let named = names_bytes(arguments).map_or(usize::MAX, |bytes| {
+            let entries = (bytes / NAME_BYTES_MIN).saturating_add(1);
+            entries.saturating_mul(entry_bytes.saturating_add(NAME_BYTES_MAX))
+        });
         let mut ask = ReadDirectory {
             cookie: arguments.cookie,
             verifier: u64::from_be_bytes(arguments.cookieverf.0),
-            room_bytes: usize::try_from(room).unwrap_or(usize::MAX),
-            entry_bytes: entry_bytes(&own, &asked.requested),
+            room_bytes: room.min(named),
+            entry_bytes,
             with_files: asked.with_files,
         };
         for _ in 0..ATTEMPTS {
@@ -215,7 +228,7 @@ impl Context<'_> {
             }
             let export = self.exports.export(id).ok_or(Status::STALE)?;
             if !self.may_use(&export) {
-                return Err(Status::ACCESS);
+                return Err(Status::XDEV);
             }
             let root = Node::root(&export).map_err(|error| status_of(&error))?;
             self.shared_of(&root, requested)
@@ -233,11 +246,17 @@ impl Context<'_> {
                 growing.add(entry.cookie, &entry.name, &all, requested)
             }
             Err(Status::NOENT) => Ok(()),
+            // What clients cannot enter would end every listing that has no place for the reason.
+            Err(Status::XDEV) if !requested.contains(AttrNumber::RDATTR_ERROR.0) => Ok(()),
+            Err(Status::XDEV) => growing.add_failed(place, Status::ACCESS, requested),
             Err(status) => growing.add_failed(place, status, requested),
         }
     }
 
     /// Looks at a file that could not be looked at with the others: the reason is wanted.
+    ///
+    /// # Errors
+    /// The reason; NFS4ERR_XDEV at a mount point of what is not exported.
     fn look_again(
         &self,
         directory: &File,
@@ -259,7 +278,13 @@ impl Context<'_> {
                     .lookup(self.exports, &directory.caller, name)
             })
             .and_then(|node| Ok((node.attributes()?, node)));
-        let (attributes, node) = looked.map_err(|error| status_of(&error))?;
+        let (attributes, node) = looked.map_err(|error| {
+            if error == FileError::OtherFileSystem {
+                Status::XDEV
+            } else {
+                status_of(&error)
+            }
+        })?;
         Ok((node.export().id(), attributes, self.exports.handle(&node)))
     }
 
@@ -327,11 +352,16 @@ fn growing<'e, 'r, 'w, 'b>(
     encoder: &'e mut DirectoryEncoder<'r, 'w, 'b>,
     arguments: &ReadDir,
 ) -> Growing<'e, 'r, 'w, 'b> {
-    let dircount = usize::try_from(arguments.dircount).unwrap_or(usize::MAX);
     Growing {
         encoder,
-        names_bytes: (dircount > 0).then_some(dircount),
+        names_bytes: names_bytes(arguments),
     }
+}
+
+/// What dircount says; 0 says nothing.
+fn names_bytes(arguments: &ReadDir) -> Option<usize> {
+    let dircount = usize::try_from(arguments.dircount).unwrap_or(usize::MAX);
+    (dircount > 0).then_some(dircount)
 }
 
 /// Ends a result whose last entry is that of the directory where `is_end` and all were added.
