@@ -266,7 +266,8 @@ impl Write {
         if let Some(asked) = self.data_size {
             // Before there is an association, which would be kept alive by nothing meanwhile.
             input.hold(asked)?;
-            if let Some(there) = input.len_bytes.filter(|there| asked > *there) {
+            // Of nothing at all that is told below.
+            if let Some(there) = input.len_bytes.filter(|there| (1..asked).contains(there)) {
                 bail!(
                     "--data-size is {asked}, expected at most {there}: the bytes that {} has; \
                      nothing was written",
