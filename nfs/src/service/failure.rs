@@ -102,7 +102,7 @@ pub(super) fn status_of_errno(errno: Errno) -> Status {
         Errno::ENOTDIR => Status::NOTDIR,
         Errno::EISDIR => Status::ISDIR,
         Errno::EINVAL => Status::INVAL,
-        Errno::EFBIG => Status::FBIG,
+        Errno::EFBIG | Errno::EOVERFLOW => Status::FBIG,
         Errno::ENOSPC => Status::NOSPC,
         Errno::EROFS => Status::ROFS,
         Errno::EMLINK => Status::MLINK,

@@ -7,6 +7,8 @@ use capstan_nfs_proto::v4::status::Status as V4Status;
 use capstan_rpcrdma::xdr::WriteError;
 use nix::errno::Errno;
 
+use crate::service::failure::status_of as v4_status_of;
+
 /// A procedure has failed with this status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) struct Failure(pub(in crate::service) Status);
@@ -24,45 +26,39 @@ impl From<WriteError> for Failure {
     }
 }
 
-/// What the state of version 4 says.
 impl From<V4Status> for Failure {
     fn from(status: V4Status) -> Self {
-        Self(match status {
-            V4Status::DELAY => Status::JUKEBOX,
-            // A share reservation of a client of version 4 denies it. It may do so for hours, which
-            // is why the client is not told to wait.
-            V4Status::LOCKED | V4Status::SHARE_DENIED => Status::ACCES,
-            V4Status::BADHANDLE => Status::BADHANDLE,
-            _ => Status::SERVERFAULT,
-        })
+        Self(of_v4(status))
+    }
+}
+
+/// What version 4 says, in the words of version 3. Statuses that both have are the same number.
+fn of_v4(status: V4Status) -> Status {
+    match status {
+        // A share reservation of a client of version 4 denies it. It may do so for hours, which is
+        // why the client is not told to wait.
+        V4Status::LOCKED | V4Status::SHARE_DENIED => Status::ACCES,
+        V4Status::SYMLINK => Status::INVAL,
+        V4Status(number) if number <= Status::JUKEBOX.0 => Status(number),
+        _ => Status::SERVERFAULT,
     }
 }
 
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
-        Self(match error {
-            FileError::BadHandle(_) => Status::BADHANDLE,
-            FileError::Stale(_) | FileError::OutsideExport => Status::STALE,
-            FileError::Kernel { errno, .. } => status_of_errno(errno),
-            FileError::Name(problem) => status_of_name(problem),
-            FileError::ReadOnly => Status::ROFS,
-            FileError::OtherExport { .. } | FileError::CrossExport => Status::XDEV,
-            // What is mounted there is not for clients, which have to see that something is there.
-            FileError::OtherFileSystem => Status::ACCES,
-            // Hosts write it over NVMe.
-            FileError::Namespace { .. } => Status::ACCES,
-            FileError::AtRoot => Status::NOENT,
-            FileError::BadCookie => Status::BAD_COOKIE,
-            FileError::TooSmall { .. } => Status::TOOSMALL,
-            FileError::WrongType {
-                expected, found, ..
-            } => status_of_type(expected, found),
-            FileError::Replaced => Status::EXIST,
-            FileError::OutOfRange { .. } => Status::INVAL,
-            FileError::WriteBack { .. } => Status::IO,
-            FileError::Identity { .. } | FileError::OtherFile => Status::SERVERFAULT,
-            FileError::Full { .. } | FileError::Absent => Status::JUKEBOX,
-        })
+        if let FileError::Name(problem) = error {
+            return Self(status_of_name(problem));
+        }
+        if let FileError::WrongType {
+            expected, found, ..
+        } = error
+        {
+            return Self(status_of_type(expected, found));
+        }
+        if error.errno() == Some(Errno::ENODEV) {
+            return Self(Status::NODEV);
+        }
+        Self(of_v4(v4_status_of(&error)))
     }
 }
 
@@ -89,34 +85,42 @@ const fn status_of_name(problem: NameProblem) -> Status {
     }
 }
 
-/// The status of what the kernel says. What comes and goes by itself is NFS3ERR_JUKEBOX: the client
-/// asks again.
-#[expect(
-    clippy::wildcard_enum_match_arm,
-    reason = "the kernel has more numbers than the protocol has statuses"
-)]
-const fn status_of_errno(errno: Errno) -> Status {
-    match errno {
-        Errno::EPERM => Status::PERM,
-        Errno::ENOENT => Status::NOENT,
-        Errno::ENXIO => Status::NXIO,
-        Errno::EACCES => Status::ACCES,
-        Errno::EEXIST => Status::EXIST,
-        Errno::EXDEV => Status::XDEV,
-        Errno::ENODEV => Status::NODEV,
-        Errno::ENOTDIR => Status::NOTDIR,
-        Errno::EISDIR => Status::ISDIR,
-        Errno::EINVAL | Errno::ELOOP => Status::INVAL,
-        Errno::EFBIG | Errno::EOVERFLOW => Status::FBIG,
-        Errno::ENOSPC => Status::NOSPC,
-        Errno::EROFS => Status::ROFS,
-        Errno::EMLINK => Status::MLINK,
-        Errno::ENAMETOOLONG => Status::NAMETOOLONG,
-        Errno::ENOTEMPTY => Status::NOTEMPTY,
-        Errno::EDQUOT => Status::DQUOT,
-        Errno::ESTALE => Status::STALE,
-        Errno::EOPNOTSUPP | Errno::ENOSYS => Status::NOTSUPP,
-        Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Status::JUKEBOX,
-        _ => Status::IO,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_version_4_alone_has_is_said_in_words_of_version_3() {
+        let kernel = |errno| {
+            let operation = "opening a file";
+            Failure::from(FileError::Kernel { operation, errno }).0
+        };
+        for (errno, status) in [
+            (Errno::EACCES, Status::ACCES),
+            (Errno::EDQUOT, Status::DQUOT),
+            (Errno::ELOOP, Status::INVAL),
+            (Errno::EMFILE, Status::JUKEBOX),
+            (Errno::ENODEV, Status::NODEV),
+            (Errno::EOPNOTSUPP, Status::NOTSUPP),
+            (Errno::EOVERFLOW, Status::FBIG),
+            (Errno::EUCLEAN, Status::IO),
+        ] {
+            assert_eq!(kernel(errno), status, "{errno}");
+        }
+        for (error, status) in [
+            (FileError::Absent, Status::JUKEBOX),
+            (FileError::BadCookie, Status::BAD_COOKIE),
+            (FileError::Namespace { nsid: 1 }, Status::ACCES),
+            (FileError::OtherFile, Status::SERVERFAULT),
+        ] {
+            assert_eq!(Failure::from(error).0, status, "{error}");
+        }
+        for (of_v4, status) in [
+            (V4Status::SHARE_DENIED, Status::ACCES),
+            (V4Status::DELAY, Status::JUKEBOX),
+            (V4Status::GRACE, Status::SERVERFAULT),
+        ] {
+            assert_eq!(Failure::from(of_v4).0, status, "{of_v4:?}");
+        }
     }
 }
