@@ -9,6 +9,7 @@
 pub(crate) mod acl;
 pub(crate) mod attributes;
 pub(crate) mod files;
+pub(crate) mod rpc;
 
 use std::cell::Cell;
 use std::fs;
@@ -35,11 +36,12 @@ use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{ClientId, ClientOwner, Component, SessionId, Verifier};
 use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND};
-use capstan_rpc_server::{Arguments, Call, ConnectionNumber, Outcome, Program, Results, Wire};
-use capstan_rpcrdma::rpc::{AuthSys, Call as Header, Credentials, Gids, Reply};
+use capstan_rpc_server::{Arguments, Call, ConnectionNumber, Results, Wire};
+use capstan_rpcrdma::rpc::Accepted;
 use capstan_rpcrdma::xdr::{Reader, ReducedItem, Writer};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use rpc::Answer;
 
 /// Bytes of a call and of a reply: what transports have.
 pub(crate) const MESSAGE_BYTES: usize = (1 << 20) + (64 << 10);
@@ -201,15 +203,8 @@ pub(crate) struct Client {
     pub(crate) at_once: Cell<bool>,
 }
 
-/// The reply of a COMPOUND, as bytes behind the header of RPC.
-#[derive(Clone, Debug)]
-pub(crate) struct Replied {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) reduced: Vec<ReducedItem>,
-}
-
-impl Replied {
-    /// Its results.
+impl Answer {
+    /// The results of a COMPOUND.
     pub(crate) fn results<T>(&self, look: impl FnOnce(Status, &[OpResult<'_>]) -> T) -> T {
         let reader = Reader::with_reduced(&self.bytes, &self.reduced);
         let mut reply = CompoundReply::decode(reader).unwrap();
@@ -240,33 +235,18 @@ impl Client {
     /// Bytes of a call.
     pub(crate) fn call_bytes(
         &mut self,
-        (program, version, procedure): (u32, u32, u32),
+        numbers: (u32, u32, u32),
         arguments: impl FnOnce(&mut Writer<'_>),
     ) -> Vec<u8> {
-        let mut buffer = vec![0; MESSAGE_BYTES];
-        let mut writer = Writer::new(&mut buffer);
-        let header = Header {
-            xid: self.xid,
-            program,
-            version,
-            procedure,
-            credentials: Credentials::Sys(AuthSys {
-                stamp: 0,
-                machine_name: b"client",
-                uid: self.uid,
-                gid: self.gid,
-                gids: Gids::default(),
-            }),
-        };
+        let xid = self.xid;
         self.xid += 1;
-        header.write(&mut writer).unwrap();
-        arguments(&mut writer);
-        assert!(writer.reduced_items().is_empty());
-        writer.written().to_vec()
+        let (bytes, reduced) = rpc::call_bytes(xid, numbers, (self.uid, self.gid), arguments);
+        assert!(reduced.is_empty());
+        bytes
     }
 
     /// Sends a call and gives what the reply has behind its header.
-    pub(crate) fn send(&self, message: &[u8]) -> Replied {
+    pub(crate) fn send(&self, message: &[u8]) -> Answer {
         self.send_with(message, &[], &[], &[])
     }
 
@@ -277,7 +257,7 @@ impl Client {
         reduced: &[ReducedItem],
         data: &[Span],
         places: &[Option<Span>],
-    ) -> Replied {
+    ) -> Answer {
         let call = Call {
             connection: ConnectionNumber(self.connection),
             wire: Wire::Tcp,
@@ -287,33 +267,10 @@ impl Client {
             arguments: Arguments(data),
             results: Results(places),
         };
-        let (mut buffer, mut waited) = (vec![0; MESSAGE_BYTES], vec![0; MESSAGE_BYTES]);
-        let mut writer = Writer::new(&mut buffer);
-        // As a server does it.
-        let at_once = self.service.at_once(&call, &mut writer);
-        self.at_once.set(at_once.is_some());
-        let outcome = at_once.unwrap_or_else(|| {
-            writer = Writer::new(&mut waited);
-            self.service.call(&call, &mut writer)
-        });
-        assert_eq!(outcome, Outcome::Reply);
-        let reduced = writer.reduced_items().to_vec();
-        let mut reader = Reader::new(writer.written());
-        let reply = Reply::read(&mut reader).unwrap();
-        assert_eq!(Some(reply.xid.to_be_bytes().as_slice()), message.get(..4));
-        assert_eq!(reply, Reply::success(reply.xid));
-        Replied {
-            bytes: reader.left().to_vec(),
-            // Positions count from behind the header of RPC here.
-            reduced: reduced
-                .into_iter()
-                .map(|item| ReducedItem {
-                    position: item.position
-                        - u32::try_from(writer.offset() - reader.left().len()).unwrap(),
-                    ..item
-                })
-                .collect(),
-        }
+        let answer = rpc::carry_out(&self.service, &call).unwrap();
+        assert_eq!(answer.accepted, Accepted::Success);
+        self.at_once.set(answer.at_once);
+        answer
     }
 
     /// Bytes of a COMPOUND of just these operations.

@@ -18,13 +18,12 @@ use capstan_nfs_proto::v3::status::Status;
 use capstan_nfs_proto::v3::types::{
     Attributes, DirOpArgs, FileName, Filehandle, SetAttributes, SetTime, StableHow,
 };
-use capstan_rpc_server::{
-    Arguments, Call, ConnectionNumber, Outcome as Carried, Program, Results, Wire,
-};
-use capstan_rpcrdma::rpc::{Accepted, AuthSys, Call as Header, Credentials, Gids, Reply};
+use capstan_rpc_server::{Arguments, Call, ConnectionNumber, Results, Wire};
+use capstan_rpcrdma::rpc::Accepted;
 use capstan_rpcrdma::xdr::{Reader, ReducedItem, Writer};
 
-use crate::support::{MESSAGE_BYTES, Served};
+use crate::support::Served;
+use crate::support::rpc::{self, Answer};
 
 /// A client on one connection.
 pub(crate) struct Client {
@@ -35,14 +34,6 @@ pub(crate) struct Client {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) xid: u32,
-}
-
-/// What came back: how the call was accepted, and the results.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Answer {
-    pub(crate) accepted: Accepted,
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) reduced: Vec<ReducedItem>,
 }
 
 impl Answer {
@@ -112,29 +103,11 @@ impl Client {
     /// The bytes of a call.
     pub(crate) fn bytes(
         &mut self,
-        (program, version, procedure): (u32, u32, u32),
+        numbers: (u32, u32, u32),
         arguments: &dyn Fn(&mut Writer<'_>),
     ) -> (Vec<u8>, Vec<ReducedItem>) {
-        let mut buffer = vec![0; MESSAGE_BYTES];
-        let mut writer = Writer::new(&mut buffer);
         self.xid += 1;
-        let header = Header {
-            xid: self.xid,
-            program,
-            version,
-            procedure,
-            credentials: Credentials::Sys(AuthSys {
-                stamp: 0,
-                machine_name: b"client",
-                uid: self.uid,
-                gid: self.gid,
-                gids: Gids::default(),
-            }),
-        };
-        header.write(&mut writer).unwrap();
-        arguments(&mut writer);
-        let reduced = writer.reduced_items().to_vec();
-        (writer.written().to_vec(), reduced)
+        rpc::call_bytes(self.xid, numbers, (self.uid, self.gid), arguments)
     }
 
     /// The bytes of a procedure of NFS.
@@ -163,33 +136,7 @@ impl Client {
             arguments: Arguments(data),
             results: Results(places),
         };
-        let mut buffer = vec![0; MESSAGE_BYTES];
-        let mut writer = Writer::new(&mut buffer);
-        match self.service.call(&call, &mut writer) {
-            Carried::Reply => {}
-            Carried::None => {
-                assert_eq!(writer.offset(), 0);
-                return None;
-            }
-            Carried::End => panic!("the connection would end"),
-        }
-        let reduced = writer.reduced_items().to_vec();
-        let mut reader = Reader::new(writer.written());
-        let reply = Reply::read(&mut reader).unwrap();
-        assert_eq!(Some(reply.xid.to_be_bytes().as_slice()), message.get(..4));
-        let header_bytes = u32::try_from(writer.offset() - reader.left().len()).unwrap();
-        Some(Answer {
-            accepted: reply.outcome.unwrap(),
-            bytes: reader.left().to_vec(),
-            // Positions count from behind the header here.
-            reduced: reduced
-                .into_iter()
-                .map(|item| ReducedItem {
-                    position: item.position - header_bytes,
-                    ..item
-                })
-                .collect(),
-        })
+        rpc::carry_out(&self.service, &call)
     }
 
     pub(crate) fn send(&self, message: &[u8]) -> Answer {

@@ -69,7 +69,7 @@ fn root_what_was_done_is_answered_as_before_and_not_done_again() {
         assert_ne!(client.send(&message), first, "{procedure:?}");
         client.peer.set_ip("192.0.2.1".parse().unwrap());
         assert_ne!(client.call(procedure), first, "{procedure:?}");
-        let status = |answer: &crate::client::Answer| answer.bytes[..4].to_vec();
+        let status = |answer: &crate::support::rpc::Answer| answer.bytes[..4].to_vec();
         assert_ne!(
             status(&client.call(procedure)),
             status(&first),
