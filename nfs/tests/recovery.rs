@@ -260,3 +260,52 @@ fn root_names_stay_until_all_is_reclaimed() {
     assert_eq!(two.status(&rename), Status::OK);
     assert_eq!(two.status(&remove), Status::OK);
 }
+
+/// A folder of stable storage that is full for a moment.
+#[test]
+fn root_without_room_for_records_who_needs_none_goes_on() {
+    let (served, folder) = Served::with_stable_bytes(64 << 10);
+    put(&served.path().join("f"), b"data", 0, 0o644);
+    let mut one = served.client("one");
+    let file = one.open("f", "o", BOTH);
+    let fill = folder.join("fill");
+    let full = fs::write(&fill, vec![0; 1 << 20]).unwrap_err();
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+
+    // What is left of the file's last page takes some.
+    let (mut waiting, name) = (0..8)
+        .find_map(|number| {
+            let name = number.to_string().repeat(1000);
+            let mut client = served.new_client(&name);
+            let status = client.status(&[Op::ReclaimComplete(false)]);
+            (status == Status::DELAY).then_some((client, name))
+        })
+        .expect("no record of them fits into what is left");
+    let get = [Op::GetAttr(Default::default())];
+    assert_eq!(one.status(&[&[file.put()], &get[..]].concat()), Status::OK);
+    one.write(&file, 0, b"DATA", StableHow::FileSync);
+    assert_eq!(lock(&mut one, &file, false), Status::OK);
+    assert_eq!(one.open_status(open_op("f", "p", READ, 0)), Status::OK);
+    let anonymous = Opened {
+        stateid: Stateid::ANONYMOUS,
+        ..file.clone()
+    };
+    assert_eq!(waiting.status(&anonymous.read(0, 1)), Status::OK);
+    // What a client has that may not come to be known would be lost by a restart.
+    assert_eq!(
+        waiting.open_status(open_op("f", "o", READ, 0)),
+        Status::DELAY
+    );
+    let again = waiting.status(&[Op::ReclaimComplete(false)]);
+    assert_eq!(again, Status::DELAY);
+
+    fs::remove_file(&fill).unwrap();
+    assert_eq!(waiting.status(&[Op::ReclaimComplete(false)]), Status::OK);
+    waiting.open("f", "o", READ);
+    one.close(&file);
+    drop((one, waiting));
+    let served = served.restarted();
+    let mut client = served.new_client(&name);
+    let reclaimed = reclaim(&mut client, &file, READ, 0);
+    assert!(reclaimed.is_ok(), "{reclaimed:?}");
+}

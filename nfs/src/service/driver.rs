@@ -1,10 +1,16 @@
 //! Drives the state: what has to be durable before an answer, and what is to be closed.
+//!
+//! Stable storage is written by one thread at a time, which does not hold the state meanwhile: a
+//! folder that is full, slow or hangs holds up the answers that wait for their records and no
+//! others.
 
 use std::path::Path;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use capstan_exports::unsynced::WriterId;
 use capstan_nfs_proto::v4::status::Status;
+use capstan_nfs_proto::v4::types::ClientId;
 
 use super::Service;
 use super::files::Released;
@@ -12,47 +18,135 @@ use crate::state::stable::Record;
 use crate::state::stable::file::{StableFile, StableFileError};
 use crate::state::{Action, Config, ConnId, State};
 
-/// The state, with the file that keeps what of it survives a restart.
+/// How long an answer waits for a write to stable storage that another thread is at: many times as
+/// long as a disk takes. Threads of the pool that wait longer would be missed by other clients.
+const WRITE_WAIT: Duration = Duration::from_secs(1);
+
+/// The state, and who waits for stable storage.
 #[derive(Debug)]
-pub(super) struct Driven {
-    state: State,
-    stable: StableFile,
-    /// Records that could not be written yet, the oldest first. No answer leaves before they are.
-    unwritten: Vec<Record>,
+pub(super) struct Driver {
+    driven: Mutex<Driven>,
+    /// A write to stable storage has ended.
+    written: Condvar,
 }
 
-impl Driven {
+/// The state, with the file that keeps what of it survives a restart.
+#[derive(Debug)]
+struct Driven {
+    state: State,
+    stable: Stable,
+    /// Records that are not durable, the oldest first; but for those that a thread is writing.
+    unwritten: Vec<Record>,
+    /// How many of all records are durable.
+    durable: u64,
+}
+
+#[derive(Debug)]
+enum Stable {
+    Idle(StableFile),
+    /// A thread has it.
+    Written {
+        since: Instant,
+    },
+}
+
+/// What a call leaves to be done without the state.
+#[derive(Default)]
+struct Left {
+    released: Released,
+    ended: Vec<ClientId>,
+    /// How many records the answer waits for.
+    awaited: u64,
+    /// Of how many it has made the last.
+    made: u64,
+}
+
+impl Driver {
     /// # Errors
     /// The file cannot be used.
     pub(super) fn open(config: Config, stable_path: &Path) -> Result<Self, StableFileError> {
-        let (stable, before) = StableFile::open(stable_path)?;
-        let mut driven = Self {
-            state: State::new(config, before, 0),
-            stable,
-            unwritten: Vec::new(),
-        };
-        driven.make_durable()?;
-        Ok(driven)
+        let (mut stable, before) = StableFile::open(stable_path)?;
+        let mut state = State::new(config, before, 0);
+        let snapshot = stable.wants_replacing().then(|| state.snapshot());
+        stable.write(&state.take_records(), snapshot.as_deref())?;
+        let durable = state.record_count();
+        state.recorded(durable);
+        Ok(Self {
+            driven: Mutex::new(Driven {
+                state,
+                stable: Stable::Idle(stable),
+                unwritten: Vec::new(),
+                durable,
+            }),
+            written: Condvar::new(),
+        })
     }
 
-    fn make_durable(&mut self) -> Result<(), StableFileError> {
-        self.unwritten.extend(self.state.take_records());
-        if !self.unwritten.is_empty() {
-            self.stable.append(&self.unwritten)?;
-            self.unwritten.clear();
-        }
-        if self.stable.wants_replacing() {
-            self.stable.replace(&self.state.snapshot())?;
+    fn locked(&self) -> MutexGuard<'_, Driven> {
+        self.driven.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when the first `count` records are durable.
+    ///
+    /// # Errors
+    /// NFS4ERR_DELAY: they are not, and are tried again when an answer waits for them.
+    fn make_durable(&self, mut driven: MutexGuard<'_, Driven>, count: u64) -> Result<(), Status> {
+        // Each turn is a write of another thread, which has waited here and does not come back.
+        while driven.durable < count {
+            let Stable::Written { since } = driven.stable else {
+                return self.write(driven);
+            };
+            let left = WRITE_WAIT.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                tracing::error!(
+                    "clients have to wait: stable storage takes {:?} for a write, expected {:?} \
+                     at most; look at the medium of the state folder",
+                    since.elapsed(),
+                    WRITE_WAIT
+                );
+                return Err(Status::DELAY);
+            }
+            let woken = self.written.wait_timeout(driven, left);
+            driven = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+
+    /// Makes all records durable, unless a thread is at it.
+    fn write(&self, mut driven: MutexGuard<'_, Driven>) -> Result<(), Status> {
+        let since = Instant::now();
+        let idle = std::mem::replace(&mut driven.stable, Stable::Written { since });
+        let mut stable = match idle {
+            Stable::Idle(stable) => stable,
+            written @ Stable::Written { .. } => {
+                driven.stable = written;
+                return Ok(());
+            }
+        };
+        let mut records = std::mem::take(&mut driven.unwritten);
+        let count = driven.state.record_count();
+        let snapshot = stable.wants_replacing().then(|| driven.state.snapshot());
+        drop(driven);
+        let written = stable.write(&records, snapshot.as_deref());
+        let mut driven = self.locked();
+        driven.stable = Stable::Idle(stable);
+        if written.is_ok() {
+            driven.durable = count;
+            driven.state.recorded(count);
+        } else {
+            records.append(&mut driven.unwritten);
+            driven.unwritten = records;
+        }
+        drop(driven);
+        self.written.notify_all();
+        written.map_err(|error| {
+            tracing::error!("clients have to wait: {error}");
+            Status::DELAY
+        })
     }
 }
 
 impl Service {
-    fn driven(&self) -> MutexGuard<'_, Driven> {
-        self.driven.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Asks or changes the state; the second argument of `work` is the time in microseconds. What
     /// an answer lets the client believe is durable when this returns.
     ///
@@ -63,7 +157,56 @@ impl Service {
         &self,
         work: impl FnOnce(&mut State, u64) -> T,
     ) -> Result<T, Status> {
-        let mut driven = self.driven();
+        let mut driven = self.driver.locked();
+        let (result, left) = self.drive_in_time(&mut driven, work);
+        let durable = if left.awaited > driven.durable {
+            self.driver.make_durable(driven, left.awaited)
+        } else if left.made > driven.durable && !left.released.is_empty() {
+            // Local users are given what a client has lost as well, and need not wait for long.
+            let _told = self.driver.write(driven);
+            Ok(())
+        } else {
+            drop(driven);
+            Ok(())
+        };
+        self.finish(left);
+        durable.map(|()| result)
+    }
+
+    /// As [`Service::with_state`], of work whose answer waits for no record.
+    pub(super) fn update<T>(&self, work: impl FnOnce(&mut State, u64) -> T) -> T {
+        let mut driven = self.driver.locked();
+        let (result, left) = self.drive_in_time(&mut driven, work);
+        drop(driven);
+        self.finish(left);
+        result
+    }
+
+    /// As [`Service::update`]: what is due by time is left to others.
+    pub(super) fn update_now<T>(&self, work: impl FnOnce(&mut State, u64) -> T) -> T {
+        let mut driven = self.driver.locked();
+        let (result, left) = self.drive(&mut driven, self.now_us(), work);
+        drop(driven);
+        self.finish(left);
+        result
+    }
+
+    /// As [`Service::with_state`], without waiting for anything; what is due by time is left to
+    /// others. `None` where the answer has to wait, and the work is to be done once more.
+    pub(super) fn with_state_now<T>(&self, work: impl FnOnce(&mut State, u64) -> T) -> Option<T> {
+        let mut driven = self.driver.locked();
+        let (result, left) = self.drive(&mut driven, self.now_us(), work);
+        let is_durable = left.awaited <= driven.durable;
+        drop(driven);
+        self.finish(left);
+        is_durable.then_some(result)
+    }
+
+    fn drive_in_time<T>(
+        &self,
+        driven: &mut Driven,
+        work: impl FnOnce(&mut State, u64) -> T,
+    ) -> (T, Left) {
         let now_us = self.now_us();
         if driven.state.next_timer_us().is_some_and(|us| us <= now_us) {
             driven.state.handle_timers(now_us);
@@ -71,49 +214,39 @@ impl Service {
         self.drive(driven, now_us, work)
     }
 
-    /// As [`Service::with_state`], of work that nothing comes of but what it says: what is due by
-    /// time is left to others. It waits for others that have the state, which seldom wait for stable
-    /// storage meanwhile: when a client comes, or goes.
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) fn with_state_now<T>(
-        &self,
-        work: impl FnOnce(&mut State, u64) -> T,
-    ) -> Result<T, Status> {
-        self.drive(self.driven(), self.now_us(), work)
-    }
-
     fn drive<T>(
         &self,
-        mut driven: MutexGuard<'_, Driven>,
+        driven: &mut Driven,
         now_us: u64,
         work: impl FnOnce(&mut State, u64) -> T,
-    ) -> Result<T, Status> {
+    ) -> (T, Left) {
         let result = work(&mut driven.state, now_us);
-        let mut released = Released::default();
-        let mut ended = Vec::new();
+        let mut left = Left::default();
         while let Some(action) = driven.state.poll_action() {
             if let Action::EndClient { client } = action {
-                ended.push(client);
+                left.ended.push(client);
             }
-            self.files.carry_out(&action, &mut released);
+            self.files.carry_out(&action, &mut left.released);
         }
-        let durable = driven.make_durable();
-        drop(driven);
-        // Closing may wait for a file system, and the lock is everybody's.
-        drop(released);
-        for client in ended {
+        left.awaited = driven.state.take_awaited();
+        let records = driven.state.take_records();
+        if !records.is_empty() {
+            left.made = driven.state.record_count();
+            driven.unwritten.extend(records);
+        }
+        (result, left)
+    }
+
+    /// Closing may wait for a file system, and the lock is everybody's.
+    fn finish(&self, left: Left) {
+        drop(left.released);
+        for client in left.ended {
             self.unsynced.end_writer(WriterId(client.0));
         }
-        durable.map(|()| result).map_err(|error| {
-            tracing::error!("clients have to wait: {error}");
-            Status::DELAY
-        })
     }
 
     /// No call of the connection is under way any more.
     pub(super) fn connection_ended(&self, connection: ConnId) {
-        self.driven().state.connection_ended(connection);
+        self.driver.locked().state.connection_ended(connection);
     }
 }

@@ -29,6 +29,11 @@ struct OfOpen {
 pub(super) struct Released(Vec<Arc<OpenFile>>);
 
 impl Released {
+    /// Whether nothing is closed.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn add(&mut self, files: impl IntoIterator<Item = Arc<OpenFile>>) {
         self.0.extend(files);
     }

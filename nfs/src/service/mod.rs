@@ -22,7 +22,7 @@ mod v4;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ use capstan_rpcrdma::xdr::Writer;
 use crate::state::stable::file::StableFileError;
 use crate::state::{Config, ConnId};
 
-use driver::Driven;
+use driver::Driver;
 use files::Files;
 use v3::Guards;
 use v3::duplicates::Duplicates;
@@ -62,7 +62,7 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Service {
     exports: Arc<Exports>,
-    driven: Mutex<Driven>,
+    driver: Driver,
     files: Files,
     /// For NFSv3, and for reads and writes with special stateids.
     cached: OpenFiles,
@@ -83,7 +83,7 @@ impl Service {
         let unsynced_files = UNSYNCED_FILES.min(settings.cached_files.saturating_mul(2));
         Ok(Arc::new(Self {
             exports,
-            driven: Mutex::new(Driven::open(settings.state, &settings.stable_path)?),
+            driver: Driver::open(settings.state, &settings.stable_path)?,
             files: Files::default(),
             cached: OpenFiles::new(settings.cached_files),
             unsynced: UnsyncedFiles::new(unsynced_files),

@@ -392,9 +392,12 @@ impl State {
         self.remove_client(client);
         // Whoever says so has nothing to reclaim any longer, and others need not wait for it.
         if is_confirmed && self.grace.forget(&owner) {
-            self.records.push(Record::Gone { owner });
+            self.recording.push(Record::Gone {
+                owner: owner.clone(),
+            });
             self.end_grace_when_reclaimed();
         }
+        self.recording.await_owner(&owner);
         Ok(())
     }
 
@@ -405,9 +408,12 @@ impl State {
             return;
         };
         if client.has_completed {
-            self.records.push(Record::Gone {
+            self.recording.push(Record::Gone {
                 owner: client.owner.clone(),
             });
+            for entry in client.states.iter().filter_map(|of| self.states.get(of)) {
+                self.recording.push_file(entry.file.clone());
+            }
         }
         for session in client.sessions.clone() {
             self.remove_session(session);

@@ -8,6 +8,7 @@ use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::ClientId;
 
 use super::State;
+use super::limits::UNRECORDED_MAX;
 use super::stable::Record;
 
 /// The grace period, and the clients that it is for.
@@ -70,7 +71,7 @@ impl State {
     fn end_grace(&mut self) {
         self.grace.ends_us = None;
         self.grace.entitled.clear();
-        self.records.push(Record::GraceEnded);
+        self.recording.push(Record::GraceEnded);
     }
 
     /// Whether a client may open or lock now (RFC 8881, section 8.4.2.1).
@@ -88,6 +89,8 @@ impl State {
         let in_grace = self.is_in_grace(now_us);
         self.clients.renew(client, now_us);
         let client = self.clients.by_id(client).ok_or(Status::BADSESSION)?;
+        self.recording.await_owner(&client.owner);
+        self.recording.await_grace_end();
         match (is_reclaim, in_grace) {
             (false, true) => Err(Status::GRACE),
             (false, false) if !client.has_completed => Err(Status::GRACE),
@@ -119,7 +122,8 @@ impl State {
     /// that has moved here, which none does.
     ///
     /// # Errors
-    /// NFS4ERR_COMPLETE_ALREADY; NFS4ERR_BADSESSION: there is no such client.
+    /// NFS4ERR_COMPLETE_ALREADY; NFS4ERR_BADSESSION: there is no such client; NFS4ERR_DELAY:
+    /// stable storage has to be written first.
     pub fn reclaim_complete(
         &mut self,
         client: ClientId,
@@ -131,13 +135,27 @@ impl State {
         if one_fs {
             return Ok(());
         }
+        let owner = client.owner.clone();
         if client.has_completed {
-            return Err(Status::COMPLETE_ALREADY);
+            // One that was told to wait asks again.
+            let is_told = self.recording.is_durable(&owner);
+            self.recording.await_owner(&owner);
+            return if is_told {
+                Err(Status::COMPLETE_ALREADY)
+            } else {
+                Ok(())
+            };
+        }
+        if self.recording.left() >= UNRECORDED_MAX {
+            self.recording.await_all();
+            return Err(Status::DELAY);
         }
         client.has_completed = true;
-        let owner = client.owner.clone();
         self.grace.forget(&owner);
-        self.records.push(Record::Client { owner });
+        self.recording.push(Record::Client {
+            owner: owner.clone(),
+        });
+        self.recording.await_owner(&owner);
         self.end_grace_when_reclaimed();
         Ok(())
     }

@@ -89,6 +89,11 @@ const _: () = assert!(
     2 * CLIENTS_MAX * (OWNER_BYTES_MAX as u64 + 16) + STABLE_APPENDED_BYTES_MAX < STABLE_BYTES_MAX
 );
 
+/// Records that are not durable when one more client may come: clients are told to wait then. While
+/// stable storage cannot be written there are as many at most, what each of [`CLIENTS_MAX`] clients
+/// has lost, and what clients from before a restart have that do not come back: 13 MiB.
+pub const UNRECORDED_MAX: u64 = 1024;
+
 /// What an entry of a map costs beside its own size: nodes of B-trees may be half empty, and have
 /// links.
 pub(crate) const fn map_entry_bytes<K, V>() -> u64 {

@@ -179,6 +179,7 @@ impl State {
             }
             None => {}
         }
+        self.recording.await_file(request.file);
         let key = (request.client, owner.clone());
         let file = self.files.get(request.file).ok_or(Status::BAD_STATEID)?;
         let known = file.lock_owners.get(&key).copied();

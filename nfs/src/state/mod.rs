@@ -9,9 +9,9 @@
 //! # What a driver does after every call, whatever it returned
 //! 1. It carries out [`State::poll_action`] until there is none: files to be closed and locks to
 //!    be released, as no client has them any more.
-//! 2. It makes the records of [`State::take_records`] durable, in their order, *before* it sends
-//!    the answer of this call or of any later one: what an answer lets a client believe has to be
-//!    true after a restart (RFC 8881, section 8.4.3).
+//! 2. It makes records ([`State::take_records`]) durable, in their order, as far as
+//!    [`State::take_awaited`] says *before* it sends the answer: what that lets a client believe
+//!    has to be true after a restart (RFC 8881, section 8.4.3). It says so ([`State::recorded`]).
 //!
 //! # The walk of a request
 //! 1. [`State::sequence`] says that the request is new, with the client it is of, or gives the
@@ -42,6 +42,7 @@ pub mod limits;
 mod locks;
 mod opens;
 mod ranges;
+mod recording;
 mod sessions;
 mod shares;
 mod slots;
@@ -60,6 +61,7 @@ use clients::Clients;
 use grace::Grace;
 use limits::Stock;
 use opens::File;
+use recording::Recording;
 use sessions::Session;
 use stable::{Record, Replay};
 use stateids::Entry;
@@ -150,7 +152,7 @@ pub struct State {
     replies: Stock,
     opens: Stock,
     lock_states: Stock,
-    records: Vec<Record>,
+    recording: Recording,
     actions: VecDeque<Action>,
 }
 
@@ -177,10 +179,11 @@ impl State {
             replies: Stock::new(limits.replies),
             opens: Stock::new(limits.opens),
             lock_states: Stock::new(limits.lock_states),
-            records: vec![Record::Boot { instance }],
+            recording: Recording::default(),
             actions: VecDeque::new(),
             config,
         };
+        state.recording.push(Record::Boot { instance });
         state.clients.set_max(limits.clients);
         state
     }
@@ -194,12 +197,6 @@ impl State {
     /// The next thing that the driver has to do.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
-    }
-
-    /// The records that have to be durable before the next answer, in their order.
-    #[must_use]
-    pub fn take_records(&mut self) -> Vec<Record> {
-        std::mem::take(&mut self.records)
     }
 
     /// Everything that stable storage has to hold, what [`State::take_records`] has not given yet

@@ -186,7 +186,9 @@ impl State {
             (Status::SHARE_DENIED, true)
         };
         let conflicts = self.share_conflicts(request.file, access, deny, Some(own), now_us);
-        self.end_lapsed(conflicts, denied, now_us)
+        self.end_lapsed(conflicts, denied, now_us)?;
+        self.recording.await_file(request.file);
+        Ok(())
     }
 
     /// OPEN of a file that is there. The same owner's open of the file is widened (RFC 8881,
@@ -462,6 +464,8 @@ impl State {
                 }
                 let conflicts = self.share_conflicts(file, shares, Shares::NONE, None, now_us);
                 self.end_lapsed(conflicts, (Status::LOCKED, true), now_us)?;
+                self.recording.await_grace_end();
+                self.recording.await_file(file);
                 return Ok(IoPermit { open: None });
             }
             _ => {}
@@ -500,7 +504,9 @@ impl State {
             IoAccess::Write => Shares::WRITE,
         };
         let conflicts = self.share_conflicts(file, shares, Shares::NONE, None, now_us);
-        self.end_lapsed(conflicts, (Status::LOCKED, true), now_us)
+        self.end_lapsed(conflicts, (Status::LOCKED, true), now_us)?;
+        self.recording.await_file(file);
+        Ok(())
     }
 }
 

@@ -139,7 +139,10 @@ impl State {
         // A client that then asks for more does so with the same number.
         check_sizes(&arguments.fore_chan_attrs)?;
         check_sizes(&arguments.back_chan_attrs)?;
+        // What another instance of its owner had has to be lost for good.
+        let owner = client.owner.clone();
         if arguments.sequence == client.create_sequence {
+            self.recording.await_owner(&owner);
             return match client.create_reply {
                 CreateReply::Sent(reply) => reply,
                 CreateReply::None => Err(Status::SEQ_MISORDERED),
@@ -155,6 +158,7 @@ impl State {
             client.create_sequence = arguments.sequence;
             client.create_reply = CreateReply::Sent(reply);
         }
+        self.recording.await_owner(&owner);
         reply
     }
 

@@ -9,6 +9,8 @@
 //! | [`Record::Gone`] | others get what it held, or its next instance or its end is confirmed |
 //! | [`Record::GraceEnded`] | the first open or lock after the grace period is answered |
 //!
+//! Other answers wait for none of them (`recording.rs`).
+//!
 //! # The format
 //! Numbers are big-endian. The first eight bytes are [`MAGIC`], whose last is the version. Each
 //! record follows as the length of its body (2 bytes), the body, and the CRC-32C of both (4 bytes).

@@ -73,11 +73,19 @@ impl Mounted {
     fn path(&self) -> PathBuf {
         self.0.path().join("exported")
     }
+
+    /// The folder of stable storage.
+    fn stable(&self) -> PathBuf {
+        self.0.path().join("stable")
+    }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = nix::mount::umount2(&self.path(), nix::mount::MntFlags::MNT_DETACH);
+        // The second is a mount in some tests only.
+        for path in [self.path(), self.stable()] {
+            let _ = nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH);
+        }
     }
 }
 
@@ -110,6 +118,7 @@ impl Served {
         fs::set_permissions(mounted.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let path = mounted.path();
         fs::create_dir(&path).unwrap();
+        fs::create_dir(mounted.stable()).unwrap();
         let none = None::<&str>;
         mount(Some("tmpfs"), &path, Some("tmpfs"), MsFlags::empty(), none).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
@@ -135,7 +144,7 @@ impl Served {
         let key = Key::from_bytes([5; capstan_exports::key::KEY_BYTES]);
         let settings = Settings {
             state: state.with_times(2_000_000, 2_000_000).unwrap(),
-            stable_path: mounted.0.path().join("state"),
+            stable_path: mounted.stable().join("state"),
             owner: (*b"the server").into(),
             cached_files: 16,
         };
@@ -160,6 +169,24 @@ impl Served {
             state,
             mounted,
         }
+    }
+
+    /// The service as it starts with nothing, and stable storage on a tmpfs of `bytes` bytes: its
+    /// folder.
+    pub(crate) fn with_stable_bytes(bytes: usize) -> (Self, PathBuf) {
+        let served = Self::new();
+        let folder = served.mounted.stable();
+        let size = format!("size={bytes}");
+        let options = Some(size.as_str());
+        mount(
+            Some("tmpfs"),
+            &folder,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            options,
+        )
+        .unwrap();
+        (served.restarted(), folder)
     }
 
     /// The exported directory on this machine.

@@ -240,7 +240,7 @@ impl Context<'_> {
         let lease_time = if requested.contains(AttrNumber::LEASE_TIME.0) {
             let lease_us = self
                 .service
-                .with_state(|state, _now_us| state.config().lease_us())?;
+                .update(|state, _now_us| state.config().lease_us());
             Some(u32::try_from(lease_us / 1_000_000).unwrap_or(u32::MAX))
         } else {
             None

@@ -19,7 +19,7 @@ use super::context::{Context, User, Waits};
 use super::operations::{changes_something, may_be_alone};
 use crate::service::Service;
 use crate::service::rpc::Done;
-use crate::state::{CurrentStateid, InSession, RequestShape, Sequenced};
+use crate::state::{CurrentStateid, InSession, RequestShape, Sequenced, State};
 
 /// Bytes that the result of an operation takes at most when it has changed something in a session:
 /// OPEN has its stateid, the directory's change, flags, attributes that were set and that there is
@@ -92,12 +92,11 @@ fn carry_out_parsed(
             // Data that went elsewhere is not kept, and the reply would be nothing without it.
             let is_whole = reply.reduced_items().is_empty();
             let kept = reply.written().get(body_offset..).filter(|_| is_whole);
-            // Whatever becomes of stable storage: the slot has to be free again.
-            let _told_already = service.with_state(|state, _now_us| state.complete(&request, kept));
+            service.update(|state, _now_us| state.complete(&request, kept));
         }
         Ended::WouldWait(request) => {
             if let Some(request) = request {
-                let _told_already = service.with_state_now(|state, _| state.withdraw(&request));
+                service.update_now(|state, _now_us| state.withdraw(&request));
             }
             return None;
         }
@@ -204,9 +203,13 @@ fn begin(
     results: &mut ReplyEncoder<'_, '_>,
 ) -> Begun {
     let peer = context.peer();
-    let sequenced =
-        context.with_state(|state, now_us| state.sequence(arguments, shape, &peer, now_us));
-    match sequenced.and_then(|sequenced| sequenced) {
+    let work = |state: &mut State, now_us| state.sequence(arguments, shape, &peer, now_us);
+    let sequenced = if context.may_wait() {
+        context.service.update(work)
+    } else {
+        context.service.update_now(work)
+    };
+    match sequenced {
         Ok(Sequenced::New(request, ok)) => {
             results.set_bounds(ReplyBounds {
                 max_bytes: request.response_bytes_max.into(),

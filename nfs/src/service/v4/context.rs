@@ -128,7 +128,7 @@ impl Context<'_> {
         Status::DELAY.into()
     }
 
-    /// As `Service::with_state`, where operations may wait. What would be is done later otherwise.
+    /// As `Service::with_state`, where operations may wait. Else what has to is done once more.
     pub(super) fn with_state<T>(
         &self,
         work: impl FnOnce(&mut State, u64) -> T,
@@ -136,7 +136,8 @@ impl Context<'_> {
         if self.may_wait() {
             self.service.with_state(work)
         } else {
-            self.service.with_state_now(work)
+            let done = self.service.with_state_now(work);
+            done.ok_or_else(|| self.would_wait().0)
         }
     }
 

@@ -127,14 +127,14 @@ impl Context<'_> {
                 Ok(results.push(&OpResult::Lock(stateid))?)
             }
             Ok(Carried::Met(met)) => {
-                self.roll_back(&intent)?;
+                self.roll_back(&intent);
                 if request.is_reclaim {
                     return Err(Status::RECLAIM_CONFLICT.into());
                 }
                 push_local(OpNum::LOCK, met, results)
             }
             Err(failure) => {
-                self.roll_back(&intent)?;
+                self.roll_back(&intent);
                 Err(failure)
             }
         }
@@ -160,11 +160,11 @@ impl Context<'_> {
                 Ok(results.push(&OpResult::LockU(stateid))?)
             }
             Ok(Carried::Met(_)) => {
-                self.roll_back(&intent)?;
+                self.roll_back(&intent);
                 Err(Status::SERVERFAULT.into())
             }
             Err(failure) => {
-                self.roll_back(&intent)?;
+                self.roll_back(&intent);
                 Err(failure)
             }
         }
@@ -218,7 +218,7 @@ impl Context<'_> {
             .service
             .with_state(|state, now_us| begun = Some(begin(state, now_us)));
         if let (Err(_), Some(Ok(intent))) = (durable, &begun) {
-            self.roll_back(intent)?;
+            self.roll_back(intent);
         }
         durable?;
         begun.ok_or(Status::SERVERFAULT)
@@ -249,20 +249,20 @@ impl Context<'_> {
         intent: &LockIntent,
         open: Option<Arc<OpenFile>>,
     ) -> Result<Stateid, Failure> {
-        let stateid = self.service.with_state(|state, _now_us| {
+        let stateid = self.service.update(|state, _now_us| {
             let stateid = state.commit_lock(intent)?;
             if let Some(open) = open {
                 // While nothing can take the locks away.
                 self.service.files.keep_locks(intent.lock, open);
             }
             Ok::<_, Status>(stateid)
-        })??;
+        })?;
         self.stateids.set(stateid);
         Ok(stateid)
     }
 
-    fn roll_back(&self, intent: &LockIntent) -> Result<(), Status> {
+    fn roll_back(&self, intent: &LockIntent) {
         self.service
-            .with_state(|state, _now_us| state.roll_back_lock(intent))
+            .update(|state, _now_us| state.roll_back_lock(intent));
     }
 }

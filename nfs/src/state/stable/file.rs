@@ -175,6 +175,25 @@ impl StableFile {
         self.appended_bytes > STABLE_APPENDED_BYTES_MAX
     }
 
+    /// Makes records durable: by those of a snapshot that has them, else by appending them.
+    ///
+    /// # Errors
+    /// As of [`StableFile::append`]; a file that cannot be replaced grows up to three quarters of
+    /// what may be read.
+    pub fn write(
+        &mut self,
+        records: &[Record],
+        snapshot: Option<&[Record]>,
+    ) -> Result<(), StableFileError> {
+        match snapshot.map(|snapshot| self.replace(snapshot)) {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) if self.length_bytes > STABLE_BYTES_MAX / 4 * 3 => return Err(error),
+            Some(Err(error)) => tracing::warn!("it grows, as it could not be replaced: {error}"),
+            None => {}
+        }
+        self.append(records)
+    }
+
     /// Replaces all records at once: after a crash either the old ones are there or the new ones.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ mod grace;
 mod locks;
 mod model;
 mod opens;
+mod recording;
 mod sessions;
 mod slots;
 mod stateless;
@@ -86,6 +87,10 @@ struct Server {
     now_us: u64,
     random: u32,
     durable: Vec<Record>,
+    /// Whether records are durable at once.
+    is_stable: bool,
+    /// How many records the last answer had to wait for.
+    awaited: u64,
     actions: Vec<Action>,
 }
 
@@ -106,6 +111,8 @@ impl Server {
             now_us,
             random: 7,
             durable: Vec::new(),
+            is_stable: true,
+            awaited: 0,
             actions: Vec::new(),
         };
         server.settle();
@@ -133,6 +140,10 @@ impl Server {
             self.actions.push(action);
         }
         self.durable.extend(self.state.take_records());
+        self.awaited = self.state.take_awaited();
+        if self.is_stable {
+            self.state.recorded(self.state.record_count());
+        }
         self.state.audit();
     }
 
