@@ -172,20 +172,18 @@ impl Node {
     }
 
     /// Opens the file for nothing but locks, of which this open file has its own. Whether a caller
-    /// may lock is not asked: that is a matter of what the caller has open. It is open for writing
-    /// as well, without which there are no exclusive locks, unless the file cannot be.
+    /// may lock is not asked: that is a matter of what the caller has open. Without exclusive locks
+    /// it is not open for writing, so that it may be executed meanwhile; all kinds can be tested.
     ///
     /// # Errors
-    /// [`FileError::WrongType`] for anything but a regular file.
-    pub fn open_for_locks(&self) -> Result<OpenFile> {
+    /// [`FileError::WrongType`] for anything but a regular file; what the kernel says, as `EROFS`
+    /// where exclusive locks are to be had of a file system that is only read.
+    pub fn open_for_locks(&self, kind: LockKind) -> Result<OpenFile> {
         self.check_type("locking", FileType::Regular)?;
-        match self.open_as_self(OpenAccess::Both) {
-            Err(FileError::Kernel {
-                errno: Errno::EROFS | Errno::EACCES | Errno::EPERM | Errno::ETXTBSY | Errno::EAGAIN,
-                ..
-            }) => self.open_as_self(OpenAccess::Read),
-            other => other,
-        }
+        self.open_as_self(match kind {
+            LockKind::Shared => OpenAccess::Read,
+            LockKind::Exclusive => OpenAccess::Both,
+        })
     }
 
     /// Whether a caller without the permission may do so all the same, where clients have no open

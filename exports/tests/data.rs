@@ -217,8 +217,7 @@ fn root_locks_are_those_of_an_open_file() {
     assert!(reads.lock(bytes(2, u64::MAX), LockKind::Shared).is_err());
 }
 
-/// A file that is open to read can be locked shared, and exclusively where it is open to write
-/// as well: the kernel is asked once for both, so that a lock can become another one.
+/// A file that is open to read can be locked shared, and exclusively where it is open to write.
 #[test]
 fn root_a_file_is_opened_for_locks_whatever_its_mode() {
     own_mounts();
@@ -229,23 +228,29 @@ fn root_a_file_is_opened_for_locks_whatever_its_mode() {
     let root = exported.root();
     let node = root.lookup(&exported.exports, &user, name("f")).unwrap();
     let (a, b) = (
-        node.open_for_locks().unwrap(),
-        node.open_for_locks().unwrap(),
+        node.open_for_locks(LockKind::Exclusive).unwrap(),
+        node.open_for_locks(LockKind::Shared).unwrap(),
     );
+    assert_eq!(b.access(), OpenAccess::Read);
     assert_eq!(a.lock(ALL, LockKind::Shared), Ok(None));
     assert_eq!(a.lock(bytes(0, 1), LockKind::Exclusive), Ok(None));
     assert_eq!(b.lock(bytes(1, 1), LockKind::Shared), Ok(None));
     assert!(matches!(b.lock(bytes(0, 1), LockKind::Shared), Ok(Some(_))));
-    let directory = root.open_for_locks();
+    assert!(matches!(
+        b.conflict(bytes(0, 1), LockKind::Exclusive),
+        Ok(Some(_))
+    ));
+    let directory = root.open_for_locks(LockKind::Shared);
     assert!(matches!(directory, Err(FileError::WrongType { .. })));
     // What cannot be written is locked shared.
     drop((a, b));
     let path = disk.path();
     let remount = ["-o", "remount,ro", path.to_str().unwrap()];
     support::run("mount", &remount).unwrap();
-    let a = node.open_for_locks().unwrap();
-    assert_eq!(a.access(), OpenAccess::Read);
+    let a = node.open_for_locks(LockKind::Shared).unwrap();
     assert_eq!(a.lock(ALL, LockKind::Shared), Ok(None));
+    let exclusive = node.open_for_locks(LockKind::Exclusive);
+    refused(exclusive, Errno::EROFS);
 }
 
 #[test]

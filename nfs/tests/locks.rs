@@ -3,8 +3,9 @@
 
 mod support;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use capstan_nfs_proto::codec::List;
@@ -522,4 +523,50 @@ fn root_a_client_that_is_gone_is_in_the_way_for_a_lease() {
     one.raw(&[one.sequence_op()], |status, _| {
         assert_eq!(status, Status::BADSESSION);
     });
+}
+
+/// A program that clients lock to read, and its locks when they become exclusive.
+#[test]
+fn root_a_lock_to_read_leaves_a_program_to_local_users() {
+    let served = Served::new();
+    let program = served.path().join("f");
+    fs::copy("/bin/true", &program).unwrap();
+    let run = || Command::new(&program).status();
+    let mut client = served.client("one");
+    let file = client.open("f", "o", READ);
+    let mut locked = lock(
+        &mut client,
+        &file,
+        new_lock(&file, "a", LockType::Read, (10, 10)),
+    )
+    .unwrap();
+    for range in [(30, 10), (50, 10)] {
+        let again = lock_again(locked, LockType::Read, range);
+        locked = lock(&mut client, &file, again).unwrap();
+    }
+    assert_eq!(
+        test_lock(&mut client, &file, "b", LockType::Read, ALL),
+        Ok(())
+    );
+    assert!(run().unwrap().success(), "while it is locked to read");
+    let write = lock_again(locked, LockType::Write, (10, 10));
+    let refused = lock(&mut client, &file, write.clone());
+    assert_eq!(refused, Err((Status::OPENMODE, None)));
+
+    // The owner opens it to write as well.
+    let file = client.open("f", "o", BOTH);
+    let local = Local::open(&program);
+    lock(&mut client, &file, write).unwrap();
+    assert_eq!(
+        local.lock(libc::F_RDLCK, (10, 10)),
+        Err(Errno::EAGAIN),
+        "exclusive"
+    );
+    for range in [(30, 10), (50, 10)] {
+        assert_eq!(local.lock(libc::F_RDLCK, range), Ok(()), "shared");
+        assert_eq!(local.lock(libc::F_UNLCK, range), Ok(()));
+        assert_eq!(local.lock(libc::F_WRLCK, range), Err(Errno::EAGAIN));
+    }
+    client.close(&file);
+    assert_eq!(local.met(), None);
 }

@@ -261,6 +261,16 @@ impl State {
         owners.get(&(client, owner.into())).copied().map(LockId)
     }
 
+    /// The ranges that a lock owner has locked.
+    #[must_use]
+    pub fn ranges_of(&self, lock: LockId) -> Vec<LockRange> {
+        let file = self.states.get(&lock.0).map(|entry| &entry.file);
+        let held = file.and_then(|file| self.files.get(file)?.locks.get(&lock.0));
+        held.map_or_else(Vec::new, |held| {
+            held.iter().map(|(range, _)| *range).collect()
+        })
+    }
+
     /// The change has been carried out: the lock owner's stateid then.
     ///
     /// # Errors

@@ -197,7 +197,6 @@ impl Held {
         }
     }
 
-    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(LockRange, LockKind)> {
         self.0.iter()
     }

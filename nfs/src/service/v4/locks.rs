@@ -198,7 +198,7 @@ impl Context<'_> {
             // The owner's own locks are not in its way.
             let open = match lock.and_then(|lock| self.service.files.locks(lock)) {
                 Some(open) => open,
-                None => Arc::new(file.node()?.open_for_locks()?),
+                None => Arc::new(file.node()?.open_for_locks(file::LockKind::Shared)?),
             };
             let met = open.conflict(range, local_kind(test.kind));
             if let Some(met) = met.map_err(failure_of)? {
@@ -236,12 +236,46 @@ impl Context<'_> {
             }
             return Ok(Carried::Out(open));
         };
+        let kind = local_kind(kind);
         let open = match open {
+            Some(open) if kind == file::LockKind::Exclusive && !open.access().writes() => {
+                self.open_to_write(file, intent, &open)?
+            }
             Some(open) => open,
-            None => Arc::new(file.node()?.open_for_locks()?),
+            None => Arc::new(file.node()?.open_for_locks(kind)?),
         };
-        let met = open.lock(range, local_kind(kind)).map_err(failure_of)?;
+        let met = open.lock(range, kind).map_err(failure_of)?;
         Ok(met.map_or_else(|| Carried::Out(Some(open)), Carried::Met))
+    }
+
+    /// A lock owner that had shared locks alone takes an exclusive one: its locks move to an open
+    /// file that is open for writing. Both have them for a moment, so that they are never lost.
+    fn open_to_write(
+        &self,
+        file: &File,
+        intent: &LockIntent,
+        before: &OpenFile,
+    ) -> Result<Arc<OpenFile>, Failure> {
+        let open = Arc::new(file.node()?.open_for_locks(file::LockKind::Exclusive)?);
+        let held = self
+            .service
+            .update(|state, _now_us| state.ranges_of(intent.lock));
+        for range in held.iter().filter_map(local) {
+            let met = open.lock(range, file::LockKind::Shared);
+            if met.map_err(failure_of)?.is_some() {
+                // An exclusive lock of another one beside a shared one, which no kernel gives.
+                return Err(Status::SERVERFAULT.into());
+            }
+        }
+        // While nothing can take the locks away.
+        self.service.files.keep_locks(intent.lock, open.clone());
+        // Where a LOCKT has it in use.
+        let all = file::LockRange {
+            start: 0,
+            length: None,
+        };
+        before.unlock(all).map_err(failure_of)?;
+        Ok(open)
     }
 
     fn commit_locks(
