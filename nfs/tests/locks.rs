@@ -550,7 +550,7 @@ fn root_a_lock_to_read_leaves_a_program_to_local_users() {
     );
     assert!(run().unwrap().success(), "while it is locked to read");
     let write = lock_again(locked, LockType::Write, (10, 10));
-    let refused = lock(&mut client, &file, write.clone());
+    let refused = lock(&mut client, &file, write);
     assert_eq!(refused, Err((Status::OPENMODE, None)));
 
     // The owner opens it to write as well.

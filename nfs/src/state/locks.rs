@@ -22,7 +22,7 @@ use super::{Action, State};
 /// Bytes of one range in a list that may be half empty.
 pub(crate) const RANGE_BYTES: u64 = 2 * size_of::<(LockRange, LockKind)>() as u64;
 /// Ranges that one change adds at most: a range of one kind in the middle of another is three.
-pub(crate) const RANGES_ADDED: u64 = 2;
+pub(crate) const RANGES_ADDED: u64 = RANGES.added as u64;
 
 /// A bound of what the lock states of one file have together.
 struct FileBound {
@@ -37,7 +37,7 @@ const LOCK_STATES: FileBound = FileBound {
 };
 const RANGES: FileBound = FileBound {
     max: RANGES_PER_FILE_MAX,
-    added: RANGES_ADDED as usize,
+    added: 2,
 };
 
 /// A lock owner's state on a file: what the driver keeps the open file description by that has its
