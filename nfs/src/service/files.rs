@@ -85,24 +85,18 @@ impl Files {
         of_open.both.as_ref().or(narrow.as_ref()).cloned()
     }
 
-    /// Gives back what an open does not need any more when it has no more than `shares` left.
-    pub(super) fn narrow(&self, open: OpenId, shares: Shares) -> Released {
+    /// Gives back what an open does not need any more when no more OPENs than those with `left` as
+    /// access are left of it.
+    pub(super) fn narrow(&self, open: OpenId, left: &[Shares]) -> Released {
         let mut released = Released::default();
-        if let Some(of_open) = locked(&self.opens).get_mut(&open) {
-            match open_access(shares) {
-                OpenAccess::Both => {}
-                OpenAccess::Read => {
-                    released.add(of_open.write.take());
-                    if of_open.read.is_some() {
-                        released.add(of_open.both.take());
-                    }
-                }
-                OpenAccess::Write => {
-                    released.add(of_open.read.take());
-                    if of_open.write.is_some() {
-                        released.add(of_open.both.take());
-                    }
-                }
+        if let Some(OfOpen { read, write, both }) = locked(&self.opens).get_mut(&open) {
+            let kinds = [
+                (Shares::READ, read),
+                (Shares::WRITE, write),
+                (Shares::BOTH, both),
+            ];
+            for (_, file) in kinds.into_iter().filter(|(kind, _)| !left.contains(kind)) {
+                released.add(file.take());
             }
         }
         released

@@ -47,7 +47,7 @@ pub struct OpenId(pub u64);
 pub(crate) struct Open {
     pub(crate) access: Shares,
     pub(crate) deny: Shares,
-    asked: Asked,
+    pub(crate) asked: Asked,
     /// Lock states that end with it.
     pub(crate) locks: Vec<u64>,
 }
@@ -211,6 +211,12 @@ impl State {
             Some(number) => number,
             None => self.insert_open(request, owner, now_us)?,
         };
+        let has_file = self.accesses_of(OpenId(number)).contains(&request.access);
+        if known.is_some() && !has_file {
+            let client = self.clients.by_id(request.client);
+            let address = client.ok_or(Status::BADSESSION)?.address;
+            self.take(|state| &mut state.opens, address, 1, now_us)?;
+        }
         let Some(Entry {
             kind: EntryKind::Open(open),
             ..
@@ -354,6 +360,10 @@ impl State {
         let (number, open) = self.find_open(client, file, stateid)?;
         let before = (open.access, open.deny);
         let asked = open.asked.downgrade(access, deny)?;
+        let closed = open.asked.files().saturating_sub(asked.files());
+        if let Some(client) = self.clients.by_id(client) {
+            self.opens.give_back(client.address, closed);
+        }
         if let Some(Entry {
             kind: EntryKind::Open(open),
             ..
@@ -366,6 +376,16 @@ impl State {
             file.add(access, deny);
         }
         Ok(self.next_stateid(number))
+    }
+
+    /// For what an open has files: one for each kind of access that its OPENs had. Each is counted.
+    #[must_use]
+    pub fn accesses_of(&self, open: OpenId) -> Vec<Shares> {
+        let Some(EntryKind::Open(open)) = self.states.get(&open.0).map(|entry| &entry.kind) else {
+            return Vec::new();
+        };
+        let kinds = [Shares::READ, Shares::WRITE, Shares::BOTH].into_iter();
+        kinds.filter(|kind| open.asked.has_access(*kind)).collect()
     }
 
     /// The open that `stateid` stands for, which has to be of `file`.
@@ -428,7 +448,7 @@ impl State {
             client.states.remove(&number);
             let address = client.address;
             self.bytes.give_back(address, entry.bytes);
-            self.opens.give_back(address, 1);
+            self.opens.give_back(address, open.asked.files());
         }
         self.actions.push_back(Action::Close {
             open: OpenId(number),

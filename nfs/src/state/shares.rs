@@ -84,6 +84,18 @@ impl Asked {
             })
     }
 
+    /// How many kinds of access there are among them: each has an open file.
+    pub(crate) fn files(self) -> u64 {
+        let kinds = [Shares::READ, Shares::WRITE, Shares::BOTH];
+        let asked = kinds.map(|kind| self.pairs().any(|(access, _)| access == kind));
+        asked.map(u64::from).iter().sum()
+    }
+
+    /// Whether one of them had just this access.
+    pub(crate) fn has_access(self, access: Shares) -> bool {
+        self.pairs().any(|(asked, _)| asked == access)
+    }
+
     /// Access and deny bits of all of them.
     pub(crate) fn union(self) -> (Shares, Shares) {
         self.pairs()

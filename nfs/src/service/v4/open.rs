@@ -327,7 +327,8 @@ impl Context<'_> {
         let narrowed = self.service.with_state(|state, _now_us| {
             let stateid = state.open_downgrade(client, &file.key, stateid, access, deny)?;
             let open = state.open_of(client, &file.key, stateid)?;
-            Ok::<_, Status>((stateid, self.service.files.narrow(open, access)))
+            let left = state.accesses_of(open);
+            Ok::<_, Status>((stateid, self.service.files.narrow(open, &left)))
         })?;
         let (stateid, _released) = narrowed?;
         self.stateids.set(stateid);

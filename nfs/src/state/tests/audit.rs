@@ -55,7 +55,11 @@ impl State {
         let opens = states
             .filter(|entry| matches!(entry.kind, EntryKind::Open(_)))
             .count();
-        assert_eq!(self.opens.used(), opens as u64);
+        let files = self.states.values().map(|entry| match &entry.kind {
+            EntryKind::Open(open) => open.asked.files(),
+            EntryKind::Lock { .. } => 0,
+        });
+        assert_eq!(self.opens.used(), files.sum::<u64>());
         assert_eq!(self.lock_states.used(), (self.states.len() - opens) as u64);
     }
 

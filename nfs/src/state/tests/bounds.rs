@@ -327,3 +327,31 @@ fn kept_replies_of_clients_that_have_gone_make_room() {
         server.join(number, 1);
     }
 }
+
+#[test]
+fn each_file_of_an_open_is_counted() {
+    let mut server = Server::with(Config::new().with_opens_max(16));
+    let host = server.host(1);
+    let open = |server: &mut Server, number, access| {
+        server.try_open(&host, &file(number), access, Shares::NONE, false)
+    };
+    for number in 0..4 {
+        for access in [Shares::READ, Shares::WRITE, Shares::BOTH, Shares::BOTH] {
+            open(&mut server, number, access).unwrap();
+        }
+    }
+    assert_eq!(server.state.opens.used(), 12);
+    assert_eq!(open(&mut server, 4, Shares::READ), Err(Status::DELAY));
+    let opened = open(&mut server, 0, Shares::READ).unwrap();
+    let (read, none) = (Shares::READ, Shares::NONE);
+    let narrow = server
+        .state
+        .open_downgrade(host.client, &file(0), opened.stateid, read, none);
+    narrow.unwrap();
+    server.settle();
+    assert_eq!(server.state.accesses_of(opened.open), [Shares::READ]);
+    assert_eq!(server.state.opens.used(), 10);
+    open(&mut server, 4, Shares::READ).unwrap();
+    open(&mut server, 4, Shares::BOTH).unwrap();
+    assert_eq!(open(&mut server, 4, Shares::WRITE), Err(Status::DELAY));
+}
