@@ -36,7 +36,8 @@ provider = "verbs"'
     tcp)
         ip link set lo up
         ADDRESS=127.0.0.1
-        NFS_TRANSPORT='transports = ["tcp"]'
+        NFS_TRANSPORT='transports = ["tcp"]
+port = 2050'
         KNFSD_OPTIONS=()
         declare -A port=([knfsd]=2049 [capstan]=2050)
         # The sockets of both servers and of the client have the same.
@@ -74,7 +75,6 @@ mkdir -m 700 "$STATE_DIRECTORY"
 cat >"$OUT/target.toml" <<TOML
 [nfs]
 addresses = ["$ADDRESS"]
-port = 2050
 $NFS_TRANSPORT
 grace_time = "10s"
 lease_time = "10s"
