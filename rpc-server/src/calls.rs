@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use rustc_hash::FxHashMap;
 
 use crate::limits::{
-    AHEAD_PER_WORKER, AT_ONCE_BYTES_PER_TURN, SPARE_BYTES, SPARE_MAX, SPARE_ONE_MAX_BYTES,
-    SPARE_SHORT_BYTES,
+    AHEAD_PER_WORKER, AT_ONCE_BYTES_MIN, AT_ONCE_BYTES_PER_TURN, SPARE_BYTES, SPARE_MAX,
+    SPARE_ONE_MAX_BYTES, SPARE_SHORT_BYTES,
 };
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Program};
@@ -115,7 +115,7 @@ impl Calls {
     pub(crate) fn start(&mut self, mut task: Box<Task>, program: &dyn Program) {
         self.give_reply(&mut task);
         if self.at_once_bytes > 0 && task.carry_out_at_once(program) {
-            let bytes = task.answer_bytes();
+            let bytes = task.answer_bytes().max(AT_ONCE_BYTES_MIN);
             self.at_once_bytes = self.at_once_bytes.saturating_sub(bytes);
             self.at_once = Some(task);
         } else {

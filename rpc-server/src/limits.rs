@@ -17,6 +17,8 @@ pub const AHEAD_PER_WORKER: usize = 1;
 /// calls itself, but leaves them to the workers, which are other cores: copying them takes some
 /// 100 µs.
 pub const AT_ONCE_BYTES_PER_TURN: usize = 256 << 10;
+/// Bytes that an answer counts as at least, so that a turn gives no more than 64 so.
+pub const AT_ONCE_BYTES_MIN: usize = 4 << 10;
 /// Calls of one connection over TCP that are waiting or carried out: as many as Linux clients have
 /// slots in a session. With as many, nothing more is read from it.
 pub const TCP_CALLS_MAX: usize = 64;
