@@ -5,8 +5,10 @@
 //! privileged port of this machine: it takes registrations from no one else. Port mappers know IPv4
 //! alone.
 
-use std::io::{Error, ErrorKind};
+use std::io::{self, Error, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use capstan_nfs_proto::NFS_PROGRAM;
@@ -45,6 +47,9 @@ const STRAY_MAX: u32 = 8;
 /// Ports that only root has, and that well-known services do not have (IPPORT_RESERVED of Linux and
 /// half of it): one of them is free.
 const PRIVILEGED_PORTS: std::ops::Range<u16> = 512..1024;
+/// How often the programs are registered again, as an rpcbind that was started anew knows of none:
+/// three questions to this machine each time.
+pub const PERIOD: Duration = Duration::from_secs(60);
 /// Bytes of a question (24 of its header, 16 of two flavors, 16 of arguments) and of an answer.
 const MESSAGE_BYTES: usize = 256;
 
@@ -87,6 +92,12 @@ pub enum RpcbindError {
         /// The port that was to be.
         wanted: u16,
     },
+    /// This process may have no privileged port.
+    #[error(
+        "this process may take no port below 1024 ({0}), and rpcbind takes registrations from no other: start it as root, with \
+         CAP_NET_BIND_SERVICE in CapabilityBoundingSet= of its unit, or mount with port= and mountport="
+    )]
+    NotPrivileged(Error),
     /// The machine refuses.
     #[error("{doing}: {error}")]
     Machine {
@@ -110,25 +121,40 @@ pub struct Registration {
 /// # Errors
 /// One of them cannot be registered: then none is. It takes up to 1.5 s.
 pub fn register(rpcbind: SocketAddr, port: u16) -> Result<Registration, RpcbindError> {
-    let socket = connect(rpcbind)?;
     let mut registration = Registration {
         rpcbind,
         registered: Vec::new(),
     };
-    for (program, version) in PROGRAMS {
-        let question = [program, version, IPPROTO_TCP, port.into()];
-        if ask(&socket, rpcbind, PMAP_SET, question)? == 0 {
-            let of_other = ask(&socket, rpcbind, PMAP_GETPORT, question)?;
-            return Err(RpcbindError::Taken {
-                program,
-                version,
-                port: of_other,
-                wanted: port,
-            });
-        }
-        registration.registered.push((program, version));
-    }
+    registration.renew(port)?;
     Ok(registration)
+}
+
+impl Registration {
+    /// Registers all of them, also those that are registered as far as it is known here: the
+    /// rpcbind there may be another one by now, and takes what it has for a success.
+    fn renew(&mut self, port: u16) -> Result<(), RpcbindError> {
+        let rpcbind = self.rpcbind;
+        let socket = connect(rpcbind)?;
+        for of in PROGRAMS {
+            let (program, version) = of;
+            let question = [program, version, IPPROTO_TCP, port.into()];
+            if ask(&socket, rpcbind, PMAP_SET, question)? == 0 {
+                // What is registered now is not for this one to take back.
+                self.registered.retain(|registered| *registered != of);
+                let of_other = ask(&socket, rpcbind, PMAP_GETPORT, question)?;
+                return Err(RpcbindError::Taken {
+                    program,
+                    version,
+                    port: of_other,
+                    wanted: port,
+                });
+            }
+            if !self.registered.contains(&of) {
+                self.registered.push(of);
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Registration {
@@ -145,6 +171,74 @@ impl Drop for Registration {
             Err(error) => tracing::warn!("rpcbind still tells clients of this server: {error}"),
         }
     }
+}
+
+/// Keeps the programs registered for as long as it lives, with whichever rpcbind there is, and says
+/// in the log what becomes of that when it changes.
+#[derive(Debug)]
+pub struct Registrar {
+    /// Nothing is sent: the thread ends when it is gone.
+    alive: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Registrar {
+    /// Registers [`PROGRAMS`] as [`register`] does, and again after each `period`.
+    ///
+    /// # Errors
+    /// There is no thread for it. What is wrong with rpcbind is none, and told in the log.
+    pub fn start(rpcbind: SocketAddr, port: u16, period: Duration) -> io::Result<Self> {
+        let mut registration = Registration {
+            rpcbind,
+            registered: Vec::new(),
+        };
+        let mut told = None;
+        // A client may ask as soon as the server listens.
+        tell(&registration.renew(port), port, &mut told);
+        let (alive, ended) = channel();
+        let thread = thread::Builder::new()
+            .name("nfs-rpcbind".to_owned())
+            .spawn(move || {
+                while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(period) {
+                    tell(&registration.renew(port), port, &mut told);
+                }
+            })?;
+        Ok(Self {
+            alive: Some(alive),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Registrar {
+    fn drop(&mut self) {
+        self.alive = None;
+        if let Some(thread) = self.thread.take() {
+            // It takes the registration back. A panic of it is in the log.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Says in the log how it has gone, unless that was said last.
+fn tell(renewed: &Result<(), RpcbindError>, port: u16, told: &mut Option<String>) {
+    let words = match renewed {
+        Ok(()) => {
+            format!("registered with rpcbind, at port {port}: `showmount -e` finds this server")
+        }
+        Err(error) => format!(
+            "not registered with rpcbind, so that `showmount -e` does not find this server: {error}"
+        ),
+    };
+    if told.as_ref() == Some(&words) {
+        return;
+    }
+    match renewed {
+        // NFS version 4 needs none.
+        Ok(()) | Err(RpcbindError::NotRunning(_)) => tracing::info!("{words}"),
+        Err(_) => tracing::warn!("{words}"),
+    }
+    *told = Some(words);
 }
 
 /// A socket of a privileged port.
@@ -167,7 +261,13 @@ fn connect(rpcbind: SocketAddr) -> Result<UdpSocket, RpcbindError> {
         }
     }
     let doing = "taking a privileged port of 127.0.0.1, from which rpcbind takes registrations";
-    let socket = bound.ok_or_else(|| failed(doing)(last))?;
+    let socket = bound.ok_or_else(|| {
+        if last.kind() == ErrorKind::PermissionDenied {
+            RpcbindError::NotPrivileged(last)
+        } else {
+            failed(doing)(last)
+        }
+    })?;
     socket
         .connect(rpcbind)
         .map_err(failed("connecting to rpcbind"))?;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use capstan_nfs::rpcbind::{PROGRAMS, RPCBIND, RpcbindError, register};
+use capstan_nfs::rpcbind::{PROGRAMS, RPCBIND, Registrar, RpcbindError, register};
 use capstan_rpcrdma::rpc::{Accepted, AuthStat, Call, Denied, Reply};
 use capstan_rpcrdma::xdr::{Reader, Writer};
 use nix::mount::{MsFlags, mount};
@@ -38,7 +38,11 @@ struct Mapper {
 
 impl Mapper {
     fn new(manner: Manner) -> Self {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        Self::at("127.0.0.1:0".parse().unwrap(), manner)
+    }
+
+    fn at(address: SocketAddr, manner: Manner) -> Self {
+        let socket = UdpSocket::bind(address).unwrap();
         let address = socket.local_addr().unwrap();
         let ports = Ports::default();
         let (of_thread, (sender, sources)) = (ports.clone(), channel());
@@ -153,6 +157,47 @@ fn root_another_server_is_left_alone() {
         other => panic!("{other:?}"),
     }
     assert_eq!(mapper.ports(), [((100_003, 3), 2049)]);
+}
+
+/// Waits until the mapper has these ports, of which it is asked again and again.
+fn wait_for_ports(mapper: &Mapper, expected: &[((u32, u32), u32)]) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while mapper.ports() != expected {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let asked = mapper.sources.recv_timeout(left);
+        asked.unwrap_or_else(|_| panic!("has {:?}, expected {expected:?}", mapper.ports()));
+    }
+}
+
+#[test]
+fn root_an_rpcbind_that_comes_later_or_anew_is_told() {
+    let own: Vec<_> = {
+        let mut programs = PROGRAMS;
+        programs.sort_unstable();
+        programs.map(|of| (of, 20_490)).to_vec()
+    };
+    let address = Mapper::new(Manner::Usual).address;
+    let period = Duration::from_millis(20);
+    let registrar = Registrar::start(address, 20_490, period).unwrap();
+    let mapper = Mapper::at(address, Manner::Usual);
+    wait_for_ports(&mapper, &own);
+    // As one that was started anew has none.
+    mapper.ports.lock().unwrap().clear();
+    wait_for_ports(&mapper, &own);
+    drop(registrar);
+    assert_eq!(mapper.ports(), []);
+
+    // Another server has come first, behind an rpcbind that knows of none.
+    let registrar = Registrar::start(address, 20_490, Duration::from_secs(3600)).unwrap();
+    assert_eq!(mapper.ports(), own);
+    drop(registrar);
+    let other = [((100_003, 3), 2049)];
+    let registrar = Registrar::start(address, 20_490, period).unwrap();
+    *mapper.ports.lock().unwrap() = other.into();
+    let taken = [((100_003, 3), 2049), ((100_005, 3), 20_490)];
+    wait_for_ports(&mapper, &taken);
+    drop(registrar);
+    assert_eq!(mapper.ports(), other);
 }
 
 #[test]

@@ -170,7 +170,7 @@ clients = ["192.0.2.0/24"]
 CONFIGURATION
 systemctl daemon-reload
 systemctl start "$unit" || fail "did not start with an export"
-grep -q '^CapEff:.*00000000080000df$' "/proc/$(property MainPID)/status" || fail "has other rights than those of nfs.conf"
+grep -q '^CapEff:.*00000000080004df$' "/proc/$(property MainPID)/status" || fail "has other rights than those of nfs.conf"
 journalctl --no-pager -u "$unit" | grep -qF "export /srv/projects: /srv/projects; clients 192.0.2.0/24" ||
     fail "the log does not name the export and its clients"
 systemctl stop "$unit"

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use capstan_config::Nfs;
 use capstan_exports::Exports;
-use capstan_nfs::rpcbind::{RPCBIND, Registration, RpcbindError, register};
+use capstan_nfs::rpcbind::{PERIOD, RPCBIND, Registrar};
 use capstan_nfs::service::{Service, Settings as ServiceSettings};
 use capstan_nfs::state::Config as StateConfig;
 use capstan_rpc_server::{Handle, Listen, Program, RunError, Server, Settings, Transport};
@@ -31,7 +31,7 @@ pub(crate) struct NfsServer {
     handle: Handle,
     thread: JoinHandle<Result<(), RunError>>,
     /// Taken back when the server has ended.
-    _registered: Option<Registration>,
+    _registered: Option<Registrar>,
     /// Where it listens, with the ports that the kernel chose.
     pub(crate) addresses: Vec<SocketAddr>,
 }
@@ -104,18 +104,18 @@ impl NfsServer {
 
 /// Tells rpcbind of the server, where it runs. Only `showmount` and mounts of version 3 without
 /// `mountport=` ask it.
-fn registered(nfs: &Nfs, addresses: &[SocketAddr]) -> Option<Registration> {
+fn registered(nfs: &Nfs, addresses: &[SocketAddr]) -> Option<Registrar> {
     let over_tcp = addresses.iter().take(nfs.tcp.len());
     // A port mapper knows IPv4 alone, and one port of each program.
     let port = over_tcp.map(SocketAddr::port).next()?;
-    match register(RPCBIND, port) {
-        Ok(registration) => Some(registration),
-        Err(RpcbindError::NotRunning(_)) => None,
-        Err(error) => {
-            tracing::warn!("`showmount -e` does not find this server: {error}");
-            None
-        }
-    }
+    let started = Registrar::start(RPCBIND, port, PERIOD);
+    started
+        .inspect_err(|error| {
+            tracing::warn!(
+                "`showmount -e` does not find this server: no thread to tell rpcbind: {error}"
+            );
+        })
+        .ok()
 }
 
 fn service(nfs: &Nfs, exports: &Arc<Exports>, folder: &Path) -> anyhow::Result<Arc<Service>> {
@@ -141,11 +141,11 @@ fn workers(nfs: &Nfs) -> usize {
     nfs.threads(cores)
 }
 
-/// The threads of NFS: that of the connections, and those of the pool.
+/// The threads of NFS: that of the connections, that which tells rpcbind, and those of the pool.
 pub(crate) fn threads(nfs: &Nfs) -> u64 {
     u64::try_from(workers(nfs))
         .unwrap_or(u64::MAX)
-        .saturating_add(1)
+        .saturating_add(2)
 }
 
 /// Bytes of memory for data that NFS moves by RDMA.
