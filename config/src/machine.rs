@@ -14,6 +14,7 @@ use crate::{
 };
 
 mod exports;
+mod hidden;
 mod in_use;
 pub(crate) mod next_step;
 mod not_permitted;

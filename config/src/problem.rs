@@ -437,6 +437,17 @@ pub enum ProblemKind {
     /// A file that the kernel makes: procfs, sysfs and others.
     #[error(
         "{path} is on {file_system}, whose files the kernel makes up when they are read, and which stores nothing; a \
+    /// Two file systems that clients cannot tell from each other.
+    #[error(
+        "{path} is on another file system than {first}, which has this id as well: clients would take files of one for files of \
+         the other; `uuidgen` makes one, each file system needs its own", path = path.display(), first = first.display()
+    )]
+    OneIdOfTwo {
+        /// The path.
+        path: PathBuf,
+        /// That of the export before it.
+        first: PathBuf,
+    },
          namespace needs a block device (`lsblk` lists them), or a regular file on a file system that stores data",
         path = path.display()
     )]

@@ -1,6 +1,7 @@
 //! The directories that NFS clients get, and what else has something to do with them. Whether their
 //! file systems can be exported is found out when they are.
 
+use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -9,10 +10,12 @@ use std::path::Path;
 
 use capstan_exports::ExportSettings;
 use capstan_exports::clients::{Access, ClientRule};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::next_step::with_next_step;
 use super::volume::type_name;
-use super::{Findings, unmounted};
+use super::{Findings, hidden, unmounted};
 use crate::shown::word_of;
 use crate::{Backing, Config, Namespace, Nfs, ProblemKind};
 
@@ -25,9 +28,29 @@ const ELSEWHERE: [IpAddr; 2] = [
 pub(super) fn check(config: &Config, findings: &mut Findings) {
     let Some(nfs) = &config.nfs else { return };
     check_addresses(nfs, findings);
+    if nfs.exports.is_empty() {
+        let message =
+            "there is no [[export]]: clients find nothing; one with path and clients is one";
+        findings.warning("nfs", message.to_owned());
+    }
+    let mut by_hand = HashMap::new();
     for (index, export) in nfs.exports.iter().enumerate() {
         if let Some(root) = directory(index, &export.path, findings) {
             check_namespaces(config, index, export, &root, findings);
+            check_written(index, export, findings);
+            check_lasting(index, export, findings);
+            let other = export
+                .file_system
+                .map(|id| by_hand.entry(id.0).or_insert((root.dev(), &export.path)));
+            if let Some((device, first)) = other
+                && *device != root.dev()
+            {
+                let kind = ProblemKind::OneIdOfTwo {
+                    path: export.path.clone(),
+                    first: first.clone(),
+                };
+                findings.problem(format!("export[{index}].file_system"), kind);
+            }
         }
         check_clients(nfs, index, export, findings);
     }
@@ -69,9 +92,11 @@ fn directory(index: usize, path: &Path, findings: &mut Findings) -> Option<Metad
                 error: match error.kind() {
                     ErrorKind::NotFound => format!(
                         "{error}; {}",
-                        unmounted::in_words(path).unwrap_or_else(|| {
-                            format!("`mkdir --parents {}` makes it", word_of(path))
-                        })
+                        unmounted::in_words(path)
+                            .or_else(|| hidden::in_words(path))
+                            .unwrap_or_else(|| {
+                                format!("`mkdir --parents {}` makes it", word_of(path))
+                            })
                     ),
                     _ => with_next_step(&error, path, None),
                 },
@@ -105,6 +130,46 @@ fn check_clients(nfs: &Nfs, index: usize, export: &ExportSettings, findings: &mu
     }
 }
 
+fn is_written(export: &ExportSettings) -> bool {
+    let mut rules = export.clients.rules().iter();
+    rules.any(|rule| rule.access == Access::ReadWrite)
+}
+
+/// In a service all but its own folders is mounted read-only, and clients would be refused what
+/// their export lets them.
+fn check_written(index: usize, export: &ExportSettings, findings: &mut Findings) {
+    let is_read_only =
+        statvfs(&export.path).is_ok_and(|of| of.flags().contains(FsFlags::ST_RDONLY));
+    if !is_read_only || !is_written(export) {
+        return;
+    }
+    let path = word_of(&export.path);
+    findings.warning(
+        format!("export[{index}].path"),
+        format!(
+            "{} is mounted read-only for this process, and clients that may write are refused it (EROFS): in a service \
+             `ReadWritePaths={path}` in its drop-in, then a daemon-reload of systemd and a restart; elsewhere mount it for \
+             writing (`findmnt -T {path}` shows how it is); or export it with `access = \"read-only\"`",
+            export.path.display(),
+        ),
+    );
+}
+
+/// The UUID of a tmpfs is made up when it is mounted.
+fn check_lasting(index: usize, export: &ExportSettings, findings: &mut Findings) {
+    let is_in_memory = statfs(&export.path).is_ok_and(|of| of.filesystem_type() == TMPFS_MAGIC);
+    if is_in_memory && export.file_system.is_none() {
+        findings.warning(
+            format!("export[{index}].file_system"),
+            format!(
+                "{} is on a tmpfs, which is another file system after each mount: what clients have of it is stale then; \
+                 `file_system = \"UUID\"` gives it an id that stays (`uuidgen` makes one)",
+                export.path.display(),
+            ),
+        );
+    }
+}
+
 /// A file with two doors works, but not as may be expected.
 fn check_namespaces(
     config: &Config,
@@ -113,8 +178,7 @@ fn check_namespaces(
     root: &Metadata,
     findings: &mut Findings,
 ) {
-    let mut rules = export.clients.rules().iter();
-    if !rules.any(|rule| rule.access == Access::ReadWrite) {
+    if !is_written(export) {
         return;
     }
     for subsystem in &config.subsystems {
@@ -163,13 +227,16 @@ fn below<'n>(
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
 
     /// What is found of the export `/pub` of a machine at `address`, beside a namespace.
     fn found(folder: &Path, keys: &str, address: &str, namespace: &str) -> Vec<String> {
         let path = folder.join("pub");
         let config = Config::from_toml(&format!(
-            "[nfs]\naddresses = [\"{address}\"]\n[[export]]\npath = {path:?}\npseudo = \"/pub\"\n{keys}\n\
+            "[nfs]\naddresses = [\"{address}\"]\n[[export]]\npath = {path:?}\npseudo = \"/pub\"\n{ID}\n{keys}\n\
              [[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.com.example:a\"\n\
              allow_any_host = true\n[[subsystem.namespace]]\n{namespace}\n"
         ))
@@ -181,6 +248,7 @@ mod tests {
         problems.chain(warnings).collect()
     }
 
+    const ID: &str = "file_system = \"0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1\"";
     const MINE: &str = "clients = [\"192.0.2.0/24\"]";
     const WRITTEN: &str = "access = \"read-write\"\nclients = [\"192.0.2.0/24\"]";
 
@@ -262,5 +330,89 @@ mod tests {
             of(WRITTEN, "pub/images/disk.img", "read_only = true"),
             [""; 0]
         );
+    }
+
+    /// In mounts of the thread's own: one file system at `pub`, and mounted read-only at `bound`.
+    fn mounts(folder: &Path) {
+        let none = None::<&str>;
+        let [at, bound] = ["pub", "bound"].map(|name| folder.join(name));
+        fs::create_dir(&at).unwrap();
+        fs::create_dir(&bound).unwrap();
+        let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+        unshare(CloneFlags::CLONE_NEWNS)
+            .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))
+            .and_then(|()| mount(none, &at, Some("tmpfs"), MsFlags::empty(), none))
+            .and_then(|()| mount(Some(&at), &bound, none, MsFlags::MS_BIND, none))
+            .and_then(|()| mount(none, &bound, none, read_only, none))
+            .unwrap_or_else(|reason| {
+                panic!(
+                    "no mounts of its own: {reason}; this test needs root, leave it out with: cargo \
+                     nextest run -E 'not test(/root_/)'"
+                )
+            });
+    }
+
+    #[test]
+    fn root_what_clients_write_and_is_mounted_read_only_is_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        mounts(folder.path());
+        let [at, bound] = ["pub", "bound"].map(|name| folder.path().join(name));
+        assert_eq!(
+            found(folder.path(), WRITTEN, "127.0.0.1", "ram = 4096"),
+            [""; 0]
+        );
+        let config = |path: &Path, access: &str, id: &str| {
+            Config::from_toml(&format!(
+                "[nfs]\naddresses = [\"127.0.0.1\"]\n[[export]]\npath = {path:?}\naccess = {access:?}\n\
+                 clients = [\"192.0.2.0/24\"]\n{id}\n"
+            ))
+            .unwrap()
+        };
+        let warnings_of = |path: &Path, access: &str, id: &str| {
+            let mut findings = Findings::default();
+            check(&config(path, access, id), &mut findings);
+            let warnings = findings.warnings.iter().map(ToString::to_string);
+            warnings.collect::<Vec<_>>()
+        };
+        let without = warnings_of(&at, "read-write", "");
+        assert_eq!(without.len(), 1, "{without:?}");
+        assert!(without[0].contains("is on a tmpfs"), "{without:?}");
+        let of = |path: &Path, access: &str| warnings_of(path, access, ID);
+        assert_eq!(of(&at, "read-write"), [""; 0]);
+        assert_eq!(of(&bound, "read-only"), [""; 0]);
+        let warnings = of(&bound, "read-write");
+        let [warning] = &warnings[..] else {
+            panic!("{warnings:?}")
+        };
+        let line = format!("`ReadWritePaths={}`", bound.display());
+        assert!(warning.contains(&line), "{warning}");
+    }
+
+    #[test]
+    fn root_one_id_of_two_file_systems_is_a_problem() {
+        let folder = tempfile::tempdir().unwrap();
+        mounts(folder.path());
+        let of = |first: &Path, second: &Path| {
+            let export = |path: &Path, name: &str| {
+                format!(
+                    "[[export]]\npath = {path:?}\npseudo = {name:?}\nclients = [\"192.0.2.0/24\"]\n{ID}\n"
+                )
+            };
+            let exports = [export(first, "/a"), export(second, "/b")].concat();
+            let text = format!("[nfs]\naddresses = [\"127.0.0.1\"]\n{exports}");
+            let mut findings = Findings::default();
+            check(&Config::from_toml(&text).unwrap(), &mut findings);
+            let problems = findings.problems.iter().map(ToString::to_string);
+            problems.collect::<Vec<_>>()
+        };
+        let [at, bound] = ["pub", "bound"].map(|name| folder.path().join(name));
+        assert_eq!(of(&at, &bound), [""; 0]);
+        let problems = of(folder.path(), &at);
+        let [problem] = &problems[..] else {
+            panic!("{problems:?}")
+        };
+        for words in ["export[1].file_system: ", "`uuidgen`"] {
+            assert!(problem.contains(words), "{problem}");
+        }
     }
 }
