@@ -60,7 +60,8 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
             ProblemKind::Budget(arithmetic),
         );
     }
-    let only_nfs = !raw.export.is_empty() && raw.listener.is_empty() && raw.subsystem.is_empty();
+    let has_nfs = !raw.export.is_empty() || raw.nfs.is_some();
+    let only_nfs = has_nfs && raw.listener.is_empty() && raw.subsystem.is_empty();
     let (listeners, subsystems) = match only_nfs {
         true => (Vec::new(), Vec::new()),
         false => {

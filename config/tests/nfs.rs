@@ -227,10 +227,9 @@ fn what_nfs_cannot_be_set_to_says_what_it_can() {
         let said = error(&format!("[nfs]\naddresses = {addresses}\n{EXPORT}"));
         assert!(said.contains(words), "{addresses}: {said}");
     }
-    assert_eq!(
-        error(&format!("{HOSTS}[nfs]\nthreads = 5\n")),
-        "line 8: nfs: has no effect without an [[export]]; leave it out"
-    );
+    // A reload takes the last export away.
+    assert_eq!(nfs(&format!("{HOSTS}[nfs]\nthreads = 5\n")).exports, []);
+    assert_eq!(nfs(NFS).exports, []);
     let said = error(&format!("{HOSTS}{EXPORT}[nfs]\nport = 4420\n"));
     assert_eq!(
         said,

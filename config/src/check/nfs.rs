@@ -33,11 +33,7 @@ struct Defaults {
 
 impl Checker<'_> {
     pub(super) fn nfs(&mut self, raw: &RawConfig, listeners: &[Listener]) -> Option<Nfs> {
-        if raw.export.is_empty() {
-            if let Some(nfs) = &raw.nfs {
-                let kind = ProblemKind::NoEffect("without an [[export]]");
-                self.report("nfs", Some(nfs.span()), kind);
-            }
+        if raw.export.is_empty() && raw.nfs.is_none() {
             return None;
         }
         let none = RawNfs::default();

@@ -168,6 +168,9 @@ fn of_nfs(keys: &mut Keys, served: Option<&Nfs>, wanted: Option<&Nfs>) {
         };
         if served.is_some() != wanted.is_some() {
             keys.compare("[[export]]", &served, &wanted, exports);
+            if let Some(key) = keys.0.last_mut().filter(|_| wanted.is_none()) {
+                key.push_str(" (with `[nfs]` left there NFS goes on without one)");
+            }
         }
         return;
     };
@@ -231,5 +234,8 @@ fn listeners(listeners: &[Listener]) -> String {
             false => format!("{address} ({provider}, transports = {transports})"),
         }
     });
-    each.collect::<Vec<_>>().join(", ")
+    match listeners {
+        [] => "none".to_owned(),
+        _ => each.collect::<Vec<_>>().join(", "),
+    }
 }
