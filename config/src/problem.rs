@@ -266,6 +266,9 @@ pub enum ProblemKind {
         /// Those there are.
         known: String,
     },
+    /// A key of exports(5), or of another table.
+    #[error("there is no such key; {0}")]
+    NoKeyBut(&'static str),
     /// A value of the wrong type, or a word that is none of those allowed.
     #[error("{0}")]
     WrongType(String),
@@ -434,9 +437,6 @@ pub enum ProblemKind {
         /// What it is.
         found: &'static str,
     },
-    /// A file that the kernel makes: procfs, sysfs and others.
-    #[error(
-        "{path} is on {file_system}, whose files the kernel makes up when they are read, and which stores nothing; a \
     /// Two file systems that clients cannot tell from each other.
     #[error(
         "{path} is on another file system than {first}, which has this id as well: clients would take files of one for files of \
@@ -448,6 +448,9 @@ pub enum ProblemKind {
         /// That of the export before it.
         first: PathBuf,
     },
+    /// A file that the kernel makes: procfs, sysfs and others.
+    #[error(
+        "{path} is on {file_system}, whose files the kernel makes up when they are read, and which stores nothing; a \
          namespace needs a block device (`lsblk` lists them), or a regular file on a file system that stores data",
         path = path.display()
     )]

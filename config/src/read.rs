@@ -67,6 +67,18 @@ fn not_toml(text: &str, error: &toml::de::Error) -> String {
 fn twice(above: &str, line: &str) -> Option<String> {
     let name = line.strip_prefix('[')?.split(']').next()?;
     let name = name.trim_start_matches('[').trim();
+    if line.starts_with("[[export.clients]]") {
+        let is_list = |line: &str| {
+            let mut sides = line.splitn(2, '=');
+            sides.next().is_some_and(|key| key.trim() == "clients") && sides.next().is_some()
+        };
+        if above.lines().any(is_list) {
+            let example = "clients = [\"192.0.2.0/24\", { network = \"192.0.2.9\", access = \"read-write\" }]";
+            return Some(format!(
+                "clients above it is the same list; write all of them there, such as {example}, or each in an [[export.clients]]"
+            ));
+        }
+    }
     if line.starts_with("[[") {
         let within = format!("[[{name}.");
         let mut lines = above.lines().map(str::trim);
@@ -142,6 +154,11 @@ impl Reader<'_> {
             let Some((written, value)) = table.remove_entry(key.as_str()) else {
                 continue;
             };
+            if let Some(words) = suggest::of_exports_file(kind, &key) {
+                let kind = ProblemKind::NoKeyBut(words);
+                self.report(within(field, &key), &written.span(), kind);
+                continue;
+            }
             let nearest = suggest::nearest(&key, known.iter().copied());
             let kind = ProblemKind::UnknownKey {
                 nearest,
@@ -250,6 +267,11 @@ impl Reader<'_> {
                 && let Some(text) = self.text.get(span.clone())
             {
                 words = format!("is a list; write {key} = [{text}]");
+            }
+            if key == Some("squash") && words.starts_with("wanted") {
+                words = "is a word; write `squash = \"root\"` (as it is without it), `squash = \"all\"` or \
+                         `squash = \"none\"`"
+                    .to_owned();
             }
             let example = match taken_out.as_deref() {
                 Some("target.spin") => Some("50us"),

@@ -1,5 +1,7 @@
 //! "Did you mean": the nearest of some words.
 
+use crate::schema::TableKind;
+
 /// Shorter words are the start of much.
 const START_BYTES_MIN: usize = 4;
 
@@ -38,6 +40,34 @@ pub(crate) fn nearest<'c>(
         shorter.len() >= START_BYTES_MIN && longer.starts_with(shorter.as_str())
     });
     slip.or_else(|| related.next().copied().filter(|_| related.next().is_none()))
+}
+
+/// What stands here for a word of exports(5), and for a table that is somewhere else.
+pub(crate) fn of_exports_file(table: TableKind, key: &str) -> Option<&'static str> {
+    let of_clients = matches!(table, TableKind::Export | TableKind::Client);
+    Some(match key {
+        "export" | "exports" if table == TableKind::Nfs => {
+            "each directory is an [[export]], not below [nfs]"
+        }
+        _ if !of_clients => return None,
+        "ro" => "write `access = \"read-only\"`, as it is without it",
+        "rw" => "write `access = \"read-write\"`",
+        "root_squash" => "write `squash = \"root\"`, as it is without it",
+        "no_root_squash" => "write `squash = \"none\"`",
+        "all_squash" => "write `squash = \"all\"`",
+        "secure" => "write `secure_ports = true`",
+        "insecure" => "write `secure_ports = false`, as it is without it",
+        "sync" | "async" => "leave it out: what a client has made stable is on the disk, always",
+        "sec" => "leave it out: users are those that clients say (sec=sys); there is no Kerberos",
+        "subtree_check" | "no_subtree_check" => {
+            "leave it out: clients get handles of what is exported alone, and cannot make others"
+        }
+        "nohide" => "write `crossmnt = true` at the export above it",
+        "fsid" => {
+            "the id of a file system is `file_system`, a UUID; the root of version 4 (fsid=0) is there by itself"
+        }
+        _ => return None,
+    })
 }
 
 /// The only candidate that is `name` mistyped: the same but for case, or for one letter that is

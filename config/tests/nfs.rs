@@ -195,6 +195,10 @@ fn what_nfs_cannot_be_set_to_says_what_it_can() {
             "leasetime = \"90s\"",
             "line 3: nfs.leasetime: there is no such key; did you mean `lease_time`?",
         ),
+        (
+            "[[nfs.export]]",
+            "line 3: nfs.export: there is no such key; each directory is an [[export]], not below [nfs]",
+        ),
     ] {
         assert_eq!(nfs_error(keys), words);
     }
@@ -272,6 +276,22 @@ fn what_an_export_cannot_be_says_what_it_can() {
              mean `read-write`?",
         ),
         (
+            format!("{mine}\npseudo = \"/a/../b\""),
+            "line 6: export[0].pseudo: \"/a/../b\" is not allowed; allowed: a path without . and .., such as /projects",
+        ),
+        (
+            format!("{mine}\nsquash = false"),
+            "line 6: export[0].squash: is a word; write `squash = \"root\"` (as it is without it), `squash = \"all\"` \
+             or `squash = \"none\"`",
+        ),
+        (
+            format!("{mine}\nno_root_squash = true\ninsecure = true\nfsid = 0"),
+            "line 6: export[0].no_root_squash: there is no such key; write `squash = \"none\"`\n\
+             line 7: export[0].insecure: there is no such key; write `secure_ports = false`, as it is without it\n\
+             line 8: export[0].fsid: there is no such key; the id of a file system is `file_system`, a UUID; the root \
+             of version 4 (fsid=0) is there by itself",
+        ),
+        (
             format!("{mine}\nsquash = \"everyone\""),
             "line 6: export[0].squash: unknown word `everyone`, expected one of `root`, `all`, `none`",
         ),
@@ -316,8 +336,8 @@ fn clients_that_cannot_be_are_told_by_their_place() {
         ),
         (
             "[\"::1\", \"host\"]",
-            "line 5: export[0].clients[1].network: \"host\" is no network; write an address, or one with a \
-             prefix such as 192.0.2.0/24",
+            "line 5: export[0].clients[1].network: \"host\" is not allowed; allowed: addresses and networks, such as \
+             192.0.2.0/24; names of machines are not resolved",
         ),
         (
             "[\"192.0.2.1/24\"]",
@@ -359,4 +379,12 @@ fn clients_that_cannot_be_are_told_by_their_place() {
         export_error(&format!("path = \"/srv/a\"\nclients = [{many}]")),
         "export[0].clients: 257 of them; at most 256"
     );
+}
+
+#[test]
+fn a_list_of_clients_and_tables_of_them_are_one_key() {
+    let said = error(&format!(
+        "{NFS}{EXPORT}[[export.clients]]\nnetwork = \"::1\"\n"
+    ));
+    assert!(said.contains("clients above it is the same list"), "{said}");
 }

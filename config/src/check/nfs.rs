@@ -301,6 +301,12 @@ impl Checker<'_> {
                 (format!("{field}.path"), span, path)
             }
         };
+        let mut names = client_path.split('/');
+        if names.any(|name| name == "." || name == "..") {
+            let allowed = "a path without . and .., such as /projects";
+            self.not_allowed(field, span, format!("{client_path:?}"), allowed);
+            return None;
+        }
         if let Err(error) = path_names(&client_path) {
             self.report(field, Some(span), error);
             return None;
@@ -360,6 +366,15 @@ impl Checker<'_> {
             Err(_) if text.get_ref() == "*" => {
                 let allowed = "addresses and networks; \"0.0.0.0/0\" and \"::/0\" are all of them";
                 self.not_allowed(field, text.span(), "\"*\"", allowed);
+                return None;
+            }
+            // An address of IPv6 has such letters, and a colon.
+            Err(_)
+                if text.get_ref().contains(char::is_alphabetic)
+                    && !text.get_ref().contains(':') =>
+            {
+                let allowed = "addresses and networks, such as 192.0.2.0/24; names of machines are not resolved";
+                self.not_allowed(field, text.span(), format!("{:?}", text.get_ref()), allowed);
                 return None;
             }
             Err(error) => {
