@@ -36,6 +36,11 @@ impl Change {
     pub const fn is_stale(&self) -> bool {
         matches!(self.changed, Changed::Removed | Changed::FileSystem)
     }
+
+    /// Whether the same path leads to something else, with the same settings or with others.
+    pub const fn is_elsewhere(&self) -> bool {
+        matches!(self.changed, Changed::Directory | Changed::FileSystem)
+    }
 }
 
 /// As it is told in the log.

@@ -81,17 +81,6 @@ struct Prepared {
 }
 
 impl Served {
-    /// What NFS clients get.
-    pub(crate) const fn files_mut(&mut self) -> Option<&mut Files> {
-        self.nfs.as_mut()
-    }
-
-    /// How many namespaces are served.
-    pub(crate) fn namespaces(&self) -> usize {
-        let subsystems = self.config.subsystems.iter();
-        subsystems.map(|subsystem| subsystem.namespaces.len()).sum()
-    }
-
     /// What [`build`](crate::plan::build) has made of `config`, with these LBA sizes, and without
     /// those that are `unknown`.
     pub(crate) fn new(
@@ -237,10 +226,15 @@ impl Served {
         control.tell_of_lost();
         // The queues have their new tables in the mailbox before this.
         close(removed.into_iter(), control);
+        let mut moved = 0;
         if let Some(files) = &mut self.nfs {
             files.keep(claims.unwrap_or_default(), &difference.namespaces_removed);
             if let Some(directories) = directories {
-                files.replace(directories);
+                moved = files
+                    .replace(directories)
+                    .iter()
+                    .filter(|of| of.is_elsewhere())
+                    .count();
             }
         }
         for line in difference
@@ -266,7 +260,11 @@ impl Served {
                 "namespaces that are not served, as their LBA size is not known: {count}"
             ));
         }
-        if difference != Difference::default() || (resized == 0 && away.is_empty()) {
+        if moved > 0 {
+            words.push(format!("exports whose paths lead elsewhere now: {moved}"));
+        }
+        let is_all = resized == 0 && away.is_empty() && moved == 0;
+        if difference != Difference::default() || is_all {
             words.push(difference.to_string());
         }
         if resized > 0 {

@@ -85,7 +85,7 @@ pub fn serve(
     let status = {
         let served = running.served.lock();
         let served = served.unwrap_or_else(PoisonError::into_inner);
-        with_namespaces(&status, served.namespaces())
+        with_counts(&status, &served)
     };
     let trouble = || running.control.trouble();
     let alive = || running.alive();
@@ -135,9 +135,14 @@ fn status(running: &Running) -> String {
     }
 }
 
-fn with_namespaces(status: &str, namespaces: usize) -> String {
-    let namespaces = u64::try_from(namespaces).unwrap_or(u64::MAX);
-    format!("{status}; {}", Count(namespaces, "namespace"))
+/// With how much is served: namespaces, and exports where NFS runs.
+fn with_counts(status: &str, served: &Served) -> String {
+    let count = |count: usize, what| Count(u64::try_from(count).unwrap_or(u64::MAX), what);
+    let namespaces = count(served.namespaces(), "namespace");
+    match served.exports() {
+        None => format!("{status}; {namespaces}"),
+        Some(exports) => format!("{status}; {namespaces}, {}", count(exports, "export")),
+    }
 }
 
 fn reactors(config: &Config) -> usize {
@@ -271,11 +276,11 @@ impl Running {
             match reloaded {
                 Ok(changes) => {
                     tracing::info!("configuration reloaded: {changes}");
-                    with_namespaces(&status, served.namespaces())
+                    with_counts(&status, &served)
                 }
                 Err(error) => {
                     tracing::error!("the configuration was not reloaded: {error:#}");
-                    let status = with_namespaces(&status, served.namespaces());
+                    let status = with_counts(&status, &served);
                     format!("{status}; the last reload failed, see the log")
                 }
             }

@@ -1,5 +1,5 @@
-//! What differs of the exports of two configurations, and exports that come later as their file
-//! systems did not answer.
+//! What differs of the exports of two configurations, how much is served, and exports that come later
+//! as their file systems did not answer.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +7,7 @@ use capstan_config::{Config, Nfs};
 use capstan_exports::ExportSettings;
 
 use super::Served;
+use crate::nfs::Files;
 
 /// How many have come, gone and changed, by their paths for clients.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -14,6 +15,25 @@ pub(super) struct ExportsChanged {
     added: usize,
     removed: usize,
     changed: usize,
+}
+
+impl Served {
+    /// What NFS clients get.
+    pub(crate) const fn files_mut(&mut self) -> Option<&mut Files> {
+        self.nfs.as_mut()
+    }
+
+    /// How many namespaces are served.
+    pub(crate) fn namespaces(&self) -> usize {
+        let subsystems = self.config.subsystems.iter();
+        subsystems.map(|subsystem| subsystem.namespaces.len()).sum()
+    }
+
+    /// How many exports are served, where NFS is.
+    pub(crate) fn exports(&self) -> Option<usize> {
+        self.nfs.as_ref()?;
+        Some(self.config.nfs.as_ref().map_or(0, |nfs| nfs.exports.len()))
+    }
 }
 
 impl ExportsChanged {
