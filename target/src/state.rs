@@ -15,8 +15,8 @@ use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, linkat};
 
-pub(crate) use checks::checks;
 pub use checks::warnings;
+pub(crate) use checks::{checks, for_nfs};
 
 /// What systemd tells a service with `StateDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).

@@ -1,20 +1,26 @@
 //! What `check`, `doctor` and a start find out about exports: they open what would be served.
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use capstan_config::{Config, Listener, Nfs, Transports};
+use capstan_config::{Config, Listener, Nfs, Transports, word_of};
 use capstan_doctor::{Check, Machine, Verdict, nfs};
 use capstan_exports::clients::Squash;
 use capstan_exports::key::KEY_BYTES;
 use capstan_exports::{ExportSettings, Exports, Key};
+use capstan_nfs::state::stable::file::{StableFile, StableFileError};
 use capstan_rdma::ProviderKind;
 use nix::errno::Errno;
 
+use super::server::STABLE_FILE;
 use super::{NEEDS_STATE, in_words};
 use crate::listen_error::{Obstacle, obstacle};
 use crate::providers::choose;
 use crate::state;
+
+const STATE: &str = "state folder of NFS";
 
 /// Of exports, none where the configuration has none. `others` is how many descriptors the target
 /// needs for all else.
@@ -27,8 +33,10 @@ pub(crate) fn checks(machine: &Machine, config: &Config, others: u64) -> Vec<Che
     let rights = nfs::rights(machine, squashes.any(|squash| squash == Squash::None));
     let may = rights.verdict != Verdict::Error;
     let mut checks = vec![rights];
-    checks.push(state_folder(state::folder().as_deref()));
+    let folder = state::wanted();
+    checks.extend(state_folder(&folder));
     checks.extend(of_exports(&nfs.exports, may));
+    checks.extend(around_state(&nfs.exports, &folder).map(|export| of_state(export, &folder)));
     let ports: Vec<_> = nfs.tcp.iter().chain(&nfs.rdma).copied().collect();
     checks.extend(nfs::kernel_server(machine, &ports));
     checks.extend(nfs.tcp.iter().map(|at| over_tcp(machine, *at)));
@@ -38,33 +46,99 @@ pub(crate) fn checks(machine: &Machine, config: &Config, others: u64) -> Vec<Che
     checks
 }
 
-fn state_folder(folder: Option<&Path>) -> Check {
-    const NAME: &str = "state folder of NFS";
-    let Some(folder) = folder else {
-        return Check::error(
-            NAME,
-            format!("{} is not there", state::wanted().display()),
-            format!("one: {NEEDS_STATE}"),
-            format!(
-                "make it (mode 0700), or name another one in {}",
-                state::FOLDER_VARIABLE
-            ),
-        );
-    };
-    match Key::look(folder) {
+/// As a start uses it.
+pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
+    let usable = state::for_nfs(STATE, folder, NEEDS_STATE);
+    if usable.verdict == Verdict::Error {
+        return vec![usable];
+    }
+    let mut checks = vec![match Key::look(folder) {
         Ok(true) => Check::ok(
-            NAME,
+            STATE,
             format!("{}, with the key of file handles", folder.display()),
         ),
         Ok(false) => Check::ok(
-            NAME,
+            STATE,
             format!(
                 "{}; the first start makes the key of file handles",
                 folder.display()
             ),
         ),
         // The words say what is expected, and what mends it.
-        Err(error) => in_its_words(NAME, &error.to_string()),
+        Err(error) => in_its_words(STATE, &error.to_string()),
+    }];
+    if usable.verdict == Verdict::Warning {
+        checks.push(usable);
+    }
+    match StableFile::look(&folder.join(STABLE_FILE)) {
+        Ok(()) => {}
+        // As of a port that is taken.
+        Err(error @ StableFileError::InUse { .. }) => checks.push(Check {
+            verdict: Verdict::Warning,
+            ..Check::ok(
+                STATE,
+                format!("{error}; nothing, where it is this target that runs"),
+            )
+        }),
+        Err(error) => checks.push(in_its_words(STATE, &error.to_string())),
+    }
+    let mode = fs::metadata(folder).map_or(0, |of| of.mode() & 0o7777);
+    if mode & 0o002 != 0 {
+        checks.push(Check::warning(
+            STATE,
+            format!("{} has mode {mode:04o}", folder.display()),
+            "a folder that its owner alone writes to: every user of this machine can put a key of its own there",
+            format!("chmod 0750 {}", word_of(folder)),
+        ));
+    }
+    checks
+}
+
+/// An export that the state folder is in.
+pub(super) fn around_state<'e>(
+    exports: &'e [ExportSettings],
+    folder: &Path,
+) -> impl Iterator<Item = &'e ExportSettings> {
+    let folder = folder.canonicalize().ok();
+    exports.iter().filter(move |export| {
+        let path = export.path.canonicalize().ok();
+        let both = folder.as_ref().zip(path);
+        both.is_some_and(|(folder, path)| folder.starts_with(path))
+    })
+}
+
+/// Whether some client can say that it is the user whose the state folder is.
+pub(super) fn shows_key(export: &ExportSettings, folder: &Path) -> bool {
+    let is_roots = fs::metadata(folder).is_ok_and(|of| of.uid() == 0);
+    let mut rules = export.clients.rules().iter();
+    rules.any(|rule| match rule.squash {
+        Squash::None => true,
+        Squash::Root => !is_roots,
+        Squash::All => false,
+    })
+}
+
+/// That the state folder is in it, in words.
+pub(super) fn holds_state(export: &ExportSettings, folder: &Path) -> String {
+    format!(
+        "the state folder {} is in {}: who reads the key of file handles there can make a handle of any file; export \
+         directories beside it, or name another folder in {}",
+        folder.display(),
+        export.path.display(),
+        state::FOLDER_VARIABLE,
+    )
+}
+
+fn of_state(export: &ExportSettings, folder: &Path) -> Check {
+    Check {
+        verdict: match shows_key(export, folder) {
+            true => Verdict::Error,
+            false => Verdict::Warning,
+        },
+        ..Check::ok(
+            format!("export {}", export.client_path),
+            holds_state(export, folder),
+        )
     }
 }
 
@@ -77,13 +151,12 @@ fn in_its_words(name: &str, words: &str) -> Check {
 }
 
 /// Each by itself, and all together where each can be had. They are only opened where this process
-/// has the rights to.
+/// has the rights to. What is no directory is told of by the check of the configuration.
 fn of_exports(exports: &[ExportSettings], may: bool) -> Vec<Check> {
-    let mut checks: Vec<Check> = exports
-        .iter()
-        .map(|export| of_export(export, may))
-        .collect();
-    if may && checks.iter().all(|check| check.verdict == Verdict::Ok) {
+    let there: Vec<_> = exports.iter().filter(|of| of.path.is_dir()).collect();
+    let mut checks: Vec<Check> = there.iter().map(|export| of_export(export, may)).collect();
+    let are_all = there.len() == exports.len();
+    if may && are_all && checks.iter().all(|check| check.verdict == Verdict::Ok) {
         let together = open(exports.to_vec()).err();
         checks.extend(together.map(|error| in_its_words("exports", &error)));
     }
@@ -92,11 +165,7 @@ fn of_exports(exports: &[ExportSettings], may: bool) -> Vec<Check> {
 
 fn of_export(export: &ExportSettings, may: bool) -> Check {
     let name = format!("export {}", export.client_path);
-    // What is no directory is told of by the check of the configuration.
-    if may
-        && export.path.is_dir()
-        && let Err(error) = open(vec![export.clone()])
-    {
+    if may && let Err(error) = open(vec![export.clone()]) {
         return in_its_words(&name, &error);
     }
     let seen = in_words(export);

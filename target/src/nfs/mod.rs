@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use capstan_config::{Backing, Config, Namespace, Nfs, Nqn};
 use capstan_exports::clients::ClientRules;
 use capstan_exports::reload::{Change, Changed, Fresh};
-use capstan_exports::{Exports, FileId, Key, NamespaceClaim};
+use capstan_exports::{ExportSettings, Exports, FileId, Key, NamespaceClaim};
 use capstan_nfs::service::Service;
 
 use crate::state;
@@ -24,7 +24,7 @@ pub(crate) use checks::checks;
 pub(crate) use server::{NfsServer, data_bytes, threads};
 
 /// What NFS needs the state folder for.
-pub(super) const NEEDS_STATE: &str = "NFS needs a state folder, for the key of file handles and what clients reclaim after a restart";
+pub(super) const NEEDS_STATE: &str = "a folder that the target can write to, for the key of file handles and what clients reclaim after a restart";
 
 /// Why an export that does not answer stays away.
 pub(super) const NO_THREAD_TO_ASK: &str =
@@ -58,12 +58,10 @@ impl Files {
 
     fn open_with(config: &Config, nfs: &Nfs, folder: Option<&Path>) -> anyhow::Result<Self> {
         let Some(folder) = folder else {
-            let (wanted, variable) = (state::wanted(), state::FOLDER_VARIABLE);
-            bail!(
-                "{NEEDS_STATE}, and {} is not there: make it (mode 0700), or name another one in {variable}",
-                wanted.display()
-            );
+            let wanted = state::wanted();
+            bail!("{}", state::for_nfs("NFS", &wanted, NEEDS_STATE).line());
         };
+        refuse_state_in(&nfs.exports, folder)?;
         let key = Key::open_or_make(folder).context("the key of file handles")?;
         let exports = Arc::new(Exports::open_but(
             key,
@@ -90,7 +88,7 @@ impl Files {
     /// There is no state folder, an address cannot be listened at, or what clients reclaim cannot
     /// be used.
     pub(crate) fn serve(&mut self, nfs: &Nfs) -> anyhow::Result<NfsServer> {
-        let folder = state::folder().context(NEEDS_STATE)?;
+        let folder = state::folder().with_context(|| format!("NFS needs {NEEDS_STATE}"))?;
         let (server, service) = NfsServer::start(nfs, &self.exports, &folder)?;
         self.service = Some(service);
         Ok(server)
@@ -134,6 +132,9 @@ impl Files {
     /// # Errors
     /// One cannot be exported.
     pub(crate) fn prepare(&self, wanted: &Nfs) -> anyhow::Result<Fresh> {
+        if let Some(folder) = state::folder() {
+            refuse_state_in(&wanted.exports, &folder).context("nothing was changed")?;
+        }
         let (exports, absent) = (wanted.exports.clone(), wanted.absent.clone());
         let prepared = self.exports.prepare(exports, absent);
         prepared.context("nothing was changed")
@@ -146,18 +147,41 @@ impl Files {
             service.exports_changed(&changes);
         }
         for change in &changes {
-            let clients = match change.changed {
-                Changed::Removed => String::new(),
+            let more = match change.changed {
+                Changed::Removed => renamed(change, &changes).unwrap_or_default(),
                 _ => format!("; {}", of_clients(&change.export.settings().clients)),
             };
-            tracing::info!("{change}{clients}");
+            tracing::info!("{change}{more}");
         }
         changes
     }
 }
 
+/// What to do about an export that has gone as its path for clients has changed.
+fn renamed(gone: &Change, changes: &[Change]) -> Option<String> {
+    let was = gone.export.settings();
+    let now = changes.iter().find(|change| {
+        let settings = change.export.settings();
+        change.changed == Changed::Added && settings.path == was.path
+    })?;
+    let (now, id) = (&now.export.settings().client_path, gone.export.id().0);
+    Some(format!(
+        "; its directory is {now} now: `id = {id}` there, and a reload, lets clients go on with what they have"
+    ))
+}
+
+/// # Errors
+/// Clients can read the key of file handles in an export.
+fn refuse_state_in(exports: &[ExportSettings], folder: &Path) -> anyhow::Result<()> {
+    let mut around = checks::around_state(exports, folder);
+    match around.find(|export| checks::shows_key(export, folder)) {
+        Some(export) => bail!("{}", checks::holds_state(export, folder)),
+        None => Ok(()),
+    }
+}
+
 /// An export with its clients, in one line.
-fn in_words(export: &capstan_exports::ExportSettings) -> String {
+fn in_words(export: &ExportSettings) -> String {
     let (path, clients) = (export.path.display(), of_clients(&export.clients));
     format!("{}: {path}; {clients}", export.client_path)
 }

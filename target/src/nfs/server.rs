@@ -18,7 +18,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use crate::providers::preference;
 
 /// What stable storage is called in the state folder.
-const STABLE_FILE: &str = "nfs-clients";
+pub(super) const STABLE_FILE: &str = "nfs-clients";
 /// Most files that are kept open for clients that open none themselves: those of NFSv3.
 const CACHED_FILES_MAX: u64 = 4096;
 /// How long calls that were taken are answered when the target stops.

@@ -1,16 +1,18 @@
 //! Exports of a target, on a file system of the test's own.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use capstan_config::Config;
 use capstan_doctor::{Check, Machine, Verdict};
 use capstan_exports::{FileError, Node, OpenAccess};
+use capstan_nfs::state::stable::file::StableFile;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-use super::Files;
-use super::checks::checks;
+use super::checks::{around_state, checks, shows_key, state_folder};
+use super::{Changed, Files, renamed};
 
 /// A tmpfs in mounts of the thread's own, with the folders `pub`, `other` and `state`.
 struct Place {
@@ -133,7 +135,13 @@ fn root_the_key_is_the_state_folders_and_without_one_nothing_is_exported() {
     assert!(again.exports.node(first.bytes()).is_ok());
     let without = Files::open_with(&config, config.nfs.as_ref().unwrap(), None);
     let said = without.unwrap_err().to_string();
-    assert!(said.starts_with("NFS needs a state folder"), "{said}");
+    assert!(said.starts_with("NFS: /"), "{said}");
+    let inside = place.config(&place.export("state", WRITTEN), "");
+    let said = place.open(&inside).unwrap_err().to_string();
+    assert!(said.starts_with("the state folder /"), "{said}");
+    place
+        .open(&place.config(&place.export("state", ""), ""))
+        .unwrap();
 }
 
 #[test]
@@ -167,6 +175,97 @@ fn root_a_reload_prepares_all_exports_before_it_replaces_one() {
             "export /pub: removed; what clients have of it is stale".to_owned()
         ]
     );
+}
+
+#[test]
+fn root_the_state_folder_is_looked_at_as_a_start_uses_it() {
+    let place = Place::new();
+    let [state, file, none] = ["state", "file", "none"].map(|name| place.path(name));
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(&file, "").unwrap();
+    let said = |folder: &Path| {
+        let checks = state_folder(folder);
+        let wrong = checks.into_iter().filter(|of| of.verdict != Verdict::Ok);
+        let told = wrong.map(|of| (of.verdict, of.line()));
+        told.collect::<Vec<_>>()
+    };
+    let one = |folder: &Path, verdict: Verdict, words: &str| {
+        let said = said(folder);
+        let [(found, line)] = &said[..] else {
+            panic!("{words}: {said:?}")
+        };
+        assert!(*found == verdict && line.contains(words), "{said:?}");
+    };
+    assert_eq!(said(&state), []);
+    one(
+        &file,
+        Verdict::Error,
+        "is not a folder; expected a folder that the target",
+    );
+    one(&none, Verdict::Error, "does not exist");
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
+    one(&state, Verdict::Warning, "has mode 0777");
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o750)).unwrap();
+    let stable = state.join("nfs-clients");
+    let (used, _) = StableFile::open(&stable).unwrap();
+    one(&state, Verdict::Warning, "another server uses it");
+    drop(used);
+    assert_eq!(said(&state), []);
+    fs::write(&stable, "something else").unwrap();
+    one(
+        &state,
+        Verdict::Error,
+        "it is no file of this server's state",
+    );
+    let (none, read_only) = (None::<&str>, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY);
+    mount(none, place.folder.path(), none, read_only, none).unwrap();
+    one(&state, Verdict::Error, "on a file system that is read-only");
+}
+
+#[test]
+fn root_a_state_folder_in_an_export_is_told_and_refused_where_clients_can_read_it() {
+    let place = Place::new();
+    let of = |keys: &str| {
+        let config = place.config(&place.export("state", keys), "");
+        let exports = &config.nfs.as_ref().unwrap().exports;
+        let (state, outside) = (place.path("state"), place.path("other"));
+        assert_eq!(around_state(exports, &outside).count(), 0);
+        around_state(exports, &state)
+            .map(|of| shows_key(of, &state))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((of(""), of(WRITTEN)), (vec![false], vec![true]));
+}
+
+#[test]
+fn root_the_last_export_can_be_taken_away_and_a_renamed_one_says_how_it_stays() {
+    let place = Place::new();
+    let config = place.config(&place.export("pub", WRITTEN), "");
+    let files = place.open(&config).unwrap();
+    let to = |exports: &str| {
+        let wanted = place.config(exports, "");
+        files.replace(files.prepare(wanted.nfs.as_ref().unwrap()).unwrap())
+    };
+    let moved = to(&place
+        .export("pub", WRITTEN)
+        .replace("\"/pub\"", "\"/renamed\""));
+    let gone = moved
+        .iter()
+        .find(|of| of.changed == Changed::Removed)
+        .unwrap();
+    let words = renamed(gone, &moved).unwrap();
+    let id = gone.export.id().0;
+    assert!(
+        words.contains(&format!("is /renamed now: `id = {id}` there")),
+        "{words}"
+    );
+    let gone = to("");
+    assert!(
+        gone.iter().all(|of| of.changed == Changed::Removed),
+        "{gone:?}"
+    );
+    assert_eq!(renamed(&gone[0], &gone), None);
+    assert_eq!(files.exports.all().len(), 0);
 }
 
 fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {

@@ -104,6 +104,22 @@ fn done_without(check: &mut Check) {
     }
 }
 
+/// What is said of `folder` for a server of NFS, which is refused without one: what it needs it for
+/// is `expected`.
+pub(crate) fn for_nfs(name: &str, folder: &Path, expected: &str) -> Check {
+    let check = check(&folder.display().to_string(), folder);
+    let is_used = matches!(look(folder), Ok(_) | Err(Obstacle::Full { .. }));
+    Check {
+        name: name.to_owned(),
+        verdict: match (check.verdict, is_used) {
+            (Verdict::Warning, false) => Verdict::Error,
+            (verdict, _) => verdict,
+        },
+        expected: check.expected.map(|_| expected.to_owned()),
+        ..check
+    }
+}
+
 /// `folder` in words, which is at `path`.
 fn check(named: &str, path: &Path) -> Check {
     let folder = Word::path(named.as_bytes());

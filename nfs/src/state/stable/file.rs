@@ -46,7 +46,9 @@ pub enum StableFileError {
         error: io::Error,
     },
     /// Another server has it.
-    #[error("{path} is locked: another server uses it; stop that one, or name another file")]
+    #[error(
+        "{path} is locked: another server uses it; stop that one, or give each a state folder of its own"
+    )]
     InUse {
         /// The file.
         path: PathBuf,
@@ -54,7 +56,7 @@ pub enum StableFileError {
     /// It is larger than a server writes.
     #[error(
         "{path} has {length_bytes} bytes, expected {STABLE_BYTES_MAX} at most: it is not written \
-         by this server; name another file"
+         by this server; move it away (clients then reclaim nothing), or give the target another state folder"
     )]
     TooLarge {
         /// The file.
@@ -73,6 +75,36 @@ pub enum StableFileError {
 }
 
 impl StableFile {
+    /// Looks at the file, and changes and makes nothing: whether [`open`](Self::open) could read it. One
+    /// that is not there can be made.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open).
+    pub fn look(path: &Path) -> Result<(), StableFileError> {
+        let failed = |call| {
+            move |error| StableFileError::Io {
+                path: path.into(),
+                call,
+                error,
+            }
+        };
+        let file = match OpenOptions::new().read(true).write(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened.map_err(failed("open"))?,
+        };
+        // Not for longer than that: a server that starts meanwhile would be refused it.
+        lock(&file, path)?;
+        file.unlock().map_err(failed("flock"))?;
+        let length_bytes = file.metadata().map_err(failed("stat"))?.len();
+        let bytes = read(&file, path, length_bytes)?;
+        replay(&bytes)
+            .map(drop)
+            .map_err(|error| StableFileError::Content {
+                path: path.into(),
+                error,
+            })
+    }
+
     /// Opens the file, or makes it, and replays it. A torn end is cut off.
     ///
     /// # Errors
@@ -85,7 +117,7 @@ impl StableFile {
                 error,
             }
         };
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -101,17 +133,7 @@ impl StableFile {
             return Err(StableFileError::InUse { path: path.into() });
         }
         let length_bytes = metadata.len();
-        if length_bytes > STABLE_BYTES_MAX {
-            return Err(StableFileError::TooLarge {
-                path: path.into(),
-                length_bytes,
-            });
-        }
-        let mut bytes = Vec::new();
-        (&mut file)
-            .take(STABLE_BYTES_MAX)
-            .read_to_end(&mut bytes)
-            .map_err(failed("read"))?;
+        let bytes = read(&file, path, length_bytes)?;
         let (before, whole) = replay(&bytes).map_err(|error| StableFileError::Content {
             path: path.into(),
             error,
@@ -230,6 +252,25 @@ impl StableFile {
         self.is_torn = false;
         sync_directory(&self.path)
     }
+}
+
+/// All of a file that has so many bytes.
+fn read(file: &File, path: &Path, length_bytes: u64) -> Result<Vec<u8>, StableFileError> {
+    if length_bytes > STABLE_BYTES_MAX {
+        return Err(StableFileError::TooLarge {
+            path: path.into(),
+            length_bytes,
+        });
+    }
+    let mut bytes = Vec::new();
+    file.take(STABLE_BYTES_MAX)
+        .read_to_end(&mut bytes)
+        .map_err(|error| StableFileError::Io {
+            path: path.into(),
+            call: "read",
+            error,
+        })?;
+    Ok(bytes)
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), StableFileError> {

@@ -111,3 +111,36 @@ fn it_wants_to_be_replaced_when_it_has_grown() {
     file.replace(&records[..1]).unwrap();
     assert!(!file.wants_replacing());
 }
+
+#[test]
+fn a_look_finds_what_open_would_and_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
+    StableFile::look(&path).unwrap();
+    assert!(!path.exists());
+    let (mut file, _) = StableFile::open(&path).unwrap();
+    file.append(&[client("a")]).unwrap();
+    let looked = StableFile::look(&path);
+    assert!(
+        matches!(looked, Err(StableFileError::InUse { .. })),
+        "{looked:?}"
+    );
+    drop(file);
+    StableFile::look(&path).unwrap();
+    let (file, before) = StableFile::open(&path).unwrap();
+    assert_eq!(names(&before), ["a"]);
+    drop(file);
+    std::fs::write(&path, b"something else").unwrap();
+    let looked = StableFile::look(&path);
+    assert!(
+        matches!(looked, Err(StableFileError::Content { .. })),
+        "{looked:?}"
+    );
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    let looked = StableFile::look(&path);
+    assert!(
+        matches!(looked, Err(StableFileError::Io { .. })),
+        "{looked:?}"
+    );
+}
