@@ -69,8 +69,8 @@ fn twice(above: &str, line: &str) -> Option<String> {
     let name = name.trim_start_matches('[').trim();
     if line.starts_with("[[export.clients]]") {
         let is_list = |line: &str| {
-            let mut sides = line.splitn(2, '=');
-            sides.next().is_some_and(|key| key.trim() == "clients") && sides.next().is_some()
+            let key = line.split_once('=').map(|(key, _)| key.trim());
+            key == Some("clients")
         };
         if above.lines().any(is_list) {
             let example = "clients = [\"192.0.2.0/24\", { network = \"192.0.2.9\", access = \"read-write\" }]";
