@@ -526,3 +526,6 @@ fn read_data(data: IoData, buffer: Option<Buffer>) -> Vec<u8> {
         (IoData::None | IoData::Out(_), _) => Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests;

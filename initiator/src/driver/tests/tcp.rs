@@ -42,7 +42,7 @@ struct Queue {
 pub(crate) struct Peer {
     listener: TcpListener,
     settings: IcSettings,
-    controller: ScriptedController,
+    pub(crate) controller: ScriptedController,
     disk: Vec<u8>,
     queues: Vec<Queue>,
     pool: Pool,
