@@ -50,6 +50,7 @@ fn a_directory_alone_is_served_with_defaults() {
     );
     assert_eq!((export.id, export.file_system), (None, None));
     assert_eq!((export.names, export.crossmnt), (NameRule::Utf8, false));
+    assert!(!export.direct);
     assert_eq!(
         export.clients.rules(),
         [ClientRule {
@@ -73,7 +74,8 @@ fn everything_that_can_be_written_is_taken() {
          grace_time = \"20s\"\nthreads = 3\nmemory = \"1 GiB\"\n\
          [[export]]\npath = \"/srv//b/\"\npseudo = \"/b/\"\n\
          access = \"read-write\"\nsquash = \"all\"\n\
-         anonuid = 7\nanongid = 8\nsecure_ports = true\nnames = \"raw\"\ncrossmnt = true\nid = 9\n\
+         anonuid = 7\nanongid = 8\nsecure_ports = true\nnames = \"raw\"\ncrossmnt = true\n\
+         direct = true\nid = 9\n\
          file_system = \"0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1\"\n\
          clients = [\"192.0.2.1\", { network = \"::/0\", access = \"read-only\", squash = \"none\", \
          anonuid = 1, secure_ports = false }]\n",
@@ -90,6 +92,7 @@ fn everything_that_can_be_written_is_taken() {
         (Some("/srv/b"), "/b")
     );
     assert_eq!((export.names, export.crossmnt), (NameRule::Raw, true));
+    assert!(export.direct);
     assert_eq!(export.id, Some(ExportId(9)));
     assert_eq!(export.file_system.map(|FileSystemId(id)| id[0]), Some(10));
     let all = ClientRule {

@@ -15,6 +15,7 @@ use nix::sys::statfs::{
 };
 
 use crate::clients::{ClientRules, Refused};
+use crate::direct;
 use crate::error::{FileError, StaleReason};
 use crate::handle::{
     Claim, ExportId, FileSystemId, Handle, KernelHandle, PSEUDO_FILE_SYSTEM, Presented, PseudoId,
@@ -45,6 +46,8 @@ pub struct ExportSettings {
     pub names: NameRule,
     /// Whether file systems mounted below it are exported as well, with these settings.
     pub crossmnt: bool,
+    /// Whether data goes past the page cache, where it is aligned.
+    pub direct: bool,
 }
 
 /// Why a directory is not exported.
@@ -85,6 +88,13 @@ pub enum ExportError {
     #[error("exporting {}: its file system has no UUID that the kernel (6.9 and later) or \
              /dev/disk/by-uuid tells; set one by hand (`file_system`), and keep it", path.display())]
     NoFileSystemId {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Data is to go past the page cache, and cannot.
+    #[error("exporting {}: its file system has no direct reads and writes (O_DIRECT); leave \
+             `direct` out", path.display())]
+    NoDirect {
         /// The directory.
         path: PathBuf,
     },
@@ -218,6 +228,9 @@ impl Export {
             "opening it by its handle (as root, with CAP_DAC_READ_SEARCH)",
         ))?;
         let stat = sys::statx(root.as_fd(), PLACE_MASK).map_err(open_failed("looking at it"))?;
+        if settings.direct && !direct::is_possible(&root) {
+            return Err(ExportError::NoDirect { path: path() });
+        }
         // The one set by hand is for the file system of the export, not for those below it.
         let by_hand = if outer.is_none() {
             settings.file_system

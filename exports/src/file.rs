@@ -59,6 +59,8 @@ pub struct OpenFile {
     export: ExportId,
     kernel: KernelHandle,
     fd: OwnedFd,
+    /// The same, past the page cache.
+    direct: Option<OwnedFd>,
     access: OpenAccess,
     /// Reading it never waits for a disk.
     is_in_memory: bool,
@@ -155,7 +157,7 @@ impl Node {
             }
             other => other?,
         };
-        Ok(OpenFile::of_fd(self, fd, access, written))
+        Ok(OpenFile::for_data(self, fd, access, written))
     }
 
     /// What a file has to have before it is opened for writing.
@@ -208,10 +210,34 @@ impl OpenFile {
             export: node.export().id(),
             kernel: *node.kernel_handle(),
             fd,
+            direct: None,
             access,
             is_in_memory: node.export().is_in_memory(),
             written,
         }
+    }
+
+    /// One whose data is read and written, as its export wants it.
+    pub(crate) fn for_data(
+        node: &Node,
+        fd: OwnedFd,
+        access: OpenAccess,
+        written: Option<WriteClaim>,
+    ) -> Self {
+        let file = Self::of_fd(node, fd, access, written);
+        if node.export().settings().direct {
+            file.with_direct()
+        } else {
+            file
+        }
+    }
+
+    pub(crate) const fn direct(&self) -> Option<&OwnedFd> {
+        self.direct.as_ref()
+    }
+
+    pub(crate) fn set_direct(&mut self, direct: Option<OwnedFd>) {
+        self.direct = direct;
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -262,6 +288,7 @@ impl OpenFile {
             export: self.export,
             kernel: self.kernel,
             fd,
+            direct: None,
             access: self.access,
             is_in_memory: self.is_in_memory,
             written: self.written.as_ref().map(WriteClaim::again),
@@ -297,7 +324,7 @@ impl OpenFile {
         self.check_writer(caller)?;
         offset_of("end of a write", offset.saturating_add(data.len() as u64))?;
         caller.act(|| {
-            let mut done = 0;
+            let mut done = self.write_direct(data, offset)?;
             while !data.skip(done).is_empty() {
                 let at = offset_of("offset", offset.saturating_add(done as u64))?;
                 match sys::write_at(self.fd(), data.skip(done), at) {

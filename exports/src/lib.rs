@@ -9,6 +9,7 @@ pub mod attributes;
 pub mod cache;
 pub mod changes;
 pub mod clients;
+mod direct;
 pub mod directory;
 pub mod entries;
 pub mod error;

@@ -38,6 +38,9 @@ pub const XATTR_BYTES: usize = 64 << 10;
 /// 64 MiB take 0.3 s of one core, and a request has no more copied.
 pub const COPY_BYTES: u64 = 16 << 20;
 
+/// Bytes of the longest direct read or write: of a READ or WRITE. Each thread keeps as many.
+pub const DIRECT_BYTES: usize = 1 << 20;
+
 /// Files that have data which no sync has put on the disk: one descriptor each.
 pub const UNSYNCED_FILES: usize = 4096;
 

@@ -19,7 +19,7 @@ impl OpenFile {
     /// What the kernel says, where it says it of the first byte.
     pub fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let reading = FileError::kernel("reading");
-        let mut done = 0;
+        let mut done = self.read_direct(buffer, offset)?;
         while let Some(rest @ [_, ..]) = buffer.get_mut(done..) {
             let at = offset_of("offset", offset.saturating_add(done as u64))?;
             match pread(self.fd(), rest, at) {
@@ -38,7 +38,7 @@ impl OpenFile {
     /// # Errors
     /// As there.
     pub fn read_into(&self, span: &Span, offset: u64) -> Result<usize> {
-        let mut done = 0;
+        let mut done = self.read_into_direct(span, offset)?;
         while let Some(rest) = span.part(done..span.len_bytes())
             && rest.len_bytes() > 0
         {
@@ -69,7 +69,7 @@ impl OpenFile {
             let bytes = self.read(buffer, offset)?;
             return Ok(Some((bytes, self.is_end(offset, bytes)?)));
         }
-        let Ok(at) = offset_of("offset", offset) else {
+        let Some(at) = self.now_at(offset) else {
             return Ok(None);
         };
         let read = sys::read_now(self.fd(), buffer, at, self.is_in_memory());
@@ -90,11 +90,17 @@ impl OpenFile {
             let bytes = self.read_into(span, offset)?;
             return Ok(Some((bytes, self.is_end(offset, bytes)?)));
         }
-        let Ok(at) = offset_of("offset", offset) else {
+        let Some(at) = self.now_at(offset) else {
             return Ok(None);
         };
         let read = sys::read_span_now(self.fd(), span, at, self.is_in_memory());
         self.read_now(read, offset, span.len_bytes())
+    }
+
+    /// Where to read without waiting; `None` where a disk is always waited for.
+    fn now_at(&self, offset: u64) -> Option<i64> {
+        let at = offset_of("offset", offset).ok();
+        at.filter(|_| self.direct().is_none())
     }
 
     /// What was read without waiting, if it is all that there was to be read.

@@ -261,6 +261,7 @@ impl Checker<'_> {
                 Some(RawNames::Raw) => NameRule::Raw,
             },
             crossmnt: raw.crossmnt.unwrap_or(false),
+            direct: raw.direct.unwrap_or(false),
         })
     }
 

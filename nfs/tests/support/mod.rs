@@ -130,6 +130,7 @@ impl Served {
             clients: rules(Access::ReadWrite, Squash::None),
             names: NameRule::Utf8,
             crossmnt: false,
+            direct: false,
         };
         change(&mut export);
         let service = Self::service(&mounted, state.clone(), vec![export]);

@@ -122,6 +122,13 @@ fn service(nfs: &Nfs, exports: &Arc<Exports>, folder: &Path) -> anyhow::Result<A
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     // The soft limit was raised to the hard one. A quarter is for connections and all else.
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).context("RLIMIT_NOFILE")?;
+    // One that goes past the page cache has two.
+    let is_direct = nfs.exports.iter().any(|export| export.direct);
+    let descriptors = if is_direct {
+        descriptors / 2
+    } else {
+        descriptors
+    };
     let state = StateConfig::new()
         .with_times(us(nfs.lease_time), us(nfs.grace_time))?
         .with_opens_max(descriptors / 2)

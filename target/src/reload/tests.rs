@@ -286,6 +286,7 @@ const CHANGES: [(&str, &str, &str, &str); 57] = [
     ("[[export]]", "secure_ports", "", "secure_ports = true"),
     ("[[export]]", "names", "", "names = \"raw\""),
     ("[[export]]", "crossmnt", "", "crossmnt = true"),
+    ("[[export]]", "direct", "", "direct = true"),
     ("[[export]]", "id", "", "id = 1"),
     (
         "[[export]]",
