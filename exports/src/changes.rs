@@ -368,6 +368,7 @@ mod tests {
             clients: ClientRules::new(Vec::new()).unwrap(),
             names: NameRule::Utf8,
             crossmnt: false,
+            direct: false,
         };
         let key = Key::from_bytes([5; KEY_BYTES]);
         let exports = Exports::open(key, vec![settings]).unwrap();

@@ -156,7 +156,7 @@ const BODIES: [(&str, &str); 8] = [
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 57] = [
+const CHANGES: [(&str, &str, &str, &str); 58] = [
     ("[target]", "reactors", "", "reactors = 1"),
     ("[target]", "memory_budget", "", "memory_budget = \"64MiB\""),
     ("[target]", "spin", "", "spin = \"0s\""),
