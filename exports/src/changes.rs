@@ -271,6 +271,25 @@ impl<'a> Begun<'a> {
     fn finish(self) -> Unsynced {
         let Self { node, before, .. } = self;
         let mut found = node.attributes();
+        // The kernel tells of a change before it lets others in, as reading the directory needs:
+        // what is in `found` has been told then. There is no room for an entry, so none is read.
+        let tells = || {
+            let read = sys::directory_entries(self.directory.as_fd(), &mut []);
+            matches!(read, Ok(_) | Err(Errno::EINVAL))
+        };
+        let watched = self.watched.as_ref();
+        let are_all = |events: &[Event<'_>]| watched.is_some_and(|watched| watched.is_all(events));
+        // A file that was renamed to a name that it had already.
+        if found == Ok(before) && tells() && are_all(&[]) {
+            return Unsynced {
+                changed: EntriesChanged {
+                    before,
+                    after: before,
+                    is_atomic: true,
+                },
+                directory: self.directory,
+            };
+        }
         // A tmpfs gives the directory the time of what was removed from it, which can be the one
         // that it had.
         if found.is_ok_and(|after| after.change == before.change) {
@@ -281,16 +300,8 @@ impl<'a> Begun<'a> {
         }
         let after = found.unwrap_or(before);
         let rights = |of: &Attributes| (of.mode, of.uid, of.gid);
-        // The kernel tells of a change before it lets others in, as reading the directory needs: what
-        // is in `after` has been told then. There is no room for an entry, so none is read.
-        let read = sys::directory_entries(self.directory.as_fd(), &mut []);
-        let is_told = matches!(read, Ok(_) | Err(Errno::EINVAL));
-        let is_atomic = found.is_ok()
-            && is_told
-            && rights(&before) == rights(&after)
-            && self
-                .watched
-                .is_some_and(|watched| watched.is_all(self.expected));
+        let is_atomic =
+            found.is_ok() && tells() && rights(&before) == rights(&after) && are_all(self.expected);
         Unsynced {
             changed: EntriesChanged {
                 before,

@@ -67,6 +67,29 @@ fn root_a_client_that_is_alone_learns_so_of_each_change() {
 }
 
 #[test]
+fn root_a_rename_that_changes_nothing_is_told_so() {
+    let test = "root_a_rename_that_changes_nothing_is_told_so";
+    own_mounts();
+    for disk in Disk::each(test) {
+        let exported = Exported::new(&disk.path());
+        let (top, user) = (exported.root(), exported.caller(1000));
+        let how = Create::Guarded;
+        let f = top
+            .create(&user, name("f"), how, &mode(0o644), OpenAccess::Both)
+            .unwrap();
+        top.link(&user, name("h"), &f.node).unwrap();
+        let before = top.attributes().unwrap();
+        // To itself, and to another name of the same file (rename(2)).
+        for to in ["f", "h"] {
+            for changed in top.rename(&user, name("f"), &top, name(to)).unwrap() {
+                assert!(changed.is_atomic, "{} {to}", disk.kind);
+                assert_eq!((changed.before, changed.after), (before, before), "{to}");
+            }
+        }
+    }
+}
+
+#[test]
 fn root_clients_change_a_directory_one_after_the_other() {
     const CLIENTS: usize = 4;
     const FILES: usize = 25;
