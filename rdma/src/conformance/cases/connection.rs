@@ -236,10 +236,9 @@ pub(super) fn unanswered_connect_times_out(fabric: &mut dyn Fabric) -> Outcome {
     );
     match world.event(Side::Active, id, "the timeout of a connect")? {
         CmEventKind::Failed(error) => {
-            let text = error.to_string();
             ensure!(
-                text.contains("timed out"),
-                "the reason of a timeout is: {text}"
+                matches!(error, CmError::Timeout { .. } | CmError::Silent { .. }),
+                "the reason of a timeout is: {error}"
             );
         }
         other => {
