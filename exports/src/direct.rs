@@ -60,8 +60,8 @@ pub(crate) fn is_possible(root: &OwnedFd) -> bool {
 }
 
 impl OpenFile {
-    /// The same file, for direct reads and writes; `None` where the kernel refuses, which leaves the
-    /// cache.
+    /// The same file, for direct reads and writes; `None` where the kernel refuses, which leaves
+    /// the cache.
     pub(crate) fn with_direct(mut self) -> Self {
         let flags = self.access().flags() | OFlag::O_DIRECT | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         self.set_direct(open(FdPath::new(self.fd()).as_c_str(), flags, Mode::empty()).ok());

@@ -153,9 +153,9 @@ thread_local! {
     static WORN: Cell<Option<Groups>> = const { Cell::new(None) };
 }
 
-/// Makes the calling thread one that acts for callers, for good: its umask, its capabilities and its
-/// groups are its own. Acting does so as well where it was not done. Answers with the thread's own
-/// uid.
+/// Makes the calling thread one that acts for callers, for good: its umask, its capabilities and
+/// its groups are its own. Acting does so as well where it was not done. Answers with the thread's
+/// own uid.
 fn prepare_thread() -> Result<Uid, IdentityProblem> {
     if let Some(own) = OWN_UID.get() {
         return Ok(own);
@@ -173,8 +173,8 @@ fn prepare_thread() -> Result<Uid, IdentityProblem> {
 
 /// The thread has a caller's identity for as long as this lives. It stays on its thread.
 ///
-/// Behind it the thread has its own uid again, and with it its capabilities. The groups stay until a
-/// caller with others comes: to a thread that may override permissions they mean nothing, but for
+/// Behind it the thread has its own uid again, and with it its capabilities. The groups stay until
+/// a caller with others comes: to a thread that may override permissions they mean nothing, but for
 /// the group of a file that it makes, and each change of them costs as much as a read of 4 KiB.
 struct Acting {
     own_uid: Uid,

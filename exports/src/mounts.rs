@@ -197,8 +197,8 @@ impl Exports {
     }
 
     /// A file system that was unmounted and mounted again takes the place of what it was. Where the
-    /// same directory is mounted once more, handles lead to the mount that can only be read, as they
-    /// do not tell by which one a file was found: the other has an id beside it.
+    /// same directory is mounted once more, handles lead to the mount that can only be read, as
+    /// they do not tell by which one a file was found: the other has an id beside it.
     fn adopt(&self, mut export: Export) -> Option<Arc<Export>> {
         let mut table = self.table_to_change();
         let by_id = &mut table.by_id;

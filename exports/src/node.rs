@@ -309,8 +309,8 @@ impl Node {
         open: Option<&OpenFile>,
     ) -> (WasSet, Result<()>) {
         let mut done = WasSet::empty();
-        // That of a symbolic link means nothing, and Linux refuses to set it (since 6.6). Clients whose
-        // links have modes copy them with those.
+        // That of a symbolic link means nothing, and Linux refuses to set it (since 6.6). Clients
+        // whose links have modes copy them with those.
         let has_mode = self.file_type != FileType::Symlink;
         let as_asked = to.mode.is_some() && !has_mode;
         let to = &SetAttributes {

@@ -298,8 +298,8 @@ pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &Span, offset: libc::off_t) -> R
     })
 }
 
-/// preadv2(2) of what is in memory, unless `may_wait`: else `EAGAIN`, or `EOPNOTSUPP` where the file
-/// system cannot tell.
+/// preadv2(2) of what is in memory, unless `may_wait`: else `EAGAIN`, or `EOPNOTSUPP` where the
+/// file system cannot tell.
 pub(crate) fn read_now(
     fd: BorrowedFd<'_>,
     into: &mut [u8],

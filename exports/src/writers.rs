@@ -2,9 +2,9 @@
 //! Hosts may write it, or clients, and never both: neither would know of what the other has cached,
 //! and hosts keep a file system in it that clients would write over.
 //!
-//! Nor do clients take a name from what hosts write: it is what the configuration finds the file by,
-//! and the last one is all that keeps its data. (A directory above it may be renamed: no data goes
-//! with that, and the next start says what is missing.)
+//! Nor do clients take a name from what hosts write: it is what the configuration finds the file
+//! by, and the last one is all that keeps its data. (A directory above it may be renamed: no data
+//! goes with that, and the next start says what is missing.)
 //!
 //! A file is known by its device and inode. A claim is there before the file is opened, and for as
 //! long as it is open: so none of the two comes in between.

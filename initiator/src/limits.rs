@@ -33,8 +33,8 @@ pub(crate) const TROUBLE_QUIET_US: u64 = 60_000_000;
 pub(crate) const ATTEMPTS_QUIET_US: u64 = 60_000_000;
 /// The longest of these times, in microseconds.
 pub(crate) const ATTEMPTS_QUIET_MAX_US: u64 = 3_600_000_000;
-/// Causes told of each address in each of these times: a target that goes, comes back and speaks another transport
-/// has three, and texts may have numbers that differ each time.
+/// Causes told of each address in each of these times: a target that goes, comes back and speaks
+/// another transport has three, and texts may have numbers that differ each time.
 pub(crate) const ATTEMPT_CAUSES_MAX: usize = 4;
 /// Causes told of all addresses in each of these times: a name may have hundreds of addresses, and
 /// sixteen are more than a target has ports.

@@ -1,4 +1,5 @@
-//! The options of `capstan` that mean the same connection again, for every command that a text names.
+//! The options of `capstan` that mean the same connection again, for every command that a text
+//! names.
 
 use std::fmt;
 use std::net::IpAddr;

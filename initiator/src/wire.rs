@@ -57,7 +57,8 @@ impl Wire {
     }
 }
 
-/// `RDMA (verbs, rxe0)`, `RDMA (iwarp)`, `RDMA (iwarp, shared memory)`, `NVMe/TCP, header and data digests`.
+/// `RDMA (verbs, rxe0)`, `RDMA (iwarp)`, `RDMA (iwarp, shared memory)`, `NVMe/TCP, header and data
+/// digests`.
 impl fmt::Display for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

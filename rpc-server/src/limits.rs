@@ -13,9 +13,9 @@ pub const WORKERS_MAX: usize = 256;
 /// Calls that wait for a thread, for each thread: one, so that it has the next at once. All others
 /// wait with their connections, each of which has its turn.
 pub const AHEAD_PER_WORKER: usize = 1;
-/// Bytes of answers from which on a turn of the thread that owns the connections carries out no more
-/// calls itself, but leaves them to the workers, which are other cores: copying them takes some
-/// 100 µs.
+/// Bytes of answers from which on a turn of the thread that owns the connections carries out no
+/// more calls itself, but leaves them to the workers, which are other cores: copying them takes
+/// some 100 µs.
 pub const AT_ONCE_BYTES_PER_TURN: usize = 256 << 10;
 /// Bytes that an answer counts as at least, so that a turn gives no more than 64 so.
 pub const AT_ONCE_BYTES_MIN: usize = 4 << 10;
@@ -125,8 +125,8 @@ pub const DATA_MIN_BYTES: usize = 2
         + 2 * (CALL_MAX_BYTES as usize).next_multiple_of(1 << 20)
         + 2 * RESULTS_MAX_BYTES as usize);
 const _: () = assert!(DATA_MIN_BYTES == 32 << 20);
-/// What the connections of one address may hold of the memory of data, as a multiple of what is left
-/// for others.
+/// What the connections of one address may hold of the memory of data, as a multiple of what is
+/// left for others.
 pub const SHARE_TIMES_FREE: u32 = 1;
 /// RDMA READs that a connection has outstanding, where its client and the device allow as many.
 pub const READS_MAX: u8 = 16;

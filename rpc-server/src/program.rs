@@ -99,9 +99,9 @@ pub trait Program: Send + Sync + 'static {
     /// called by many threads.
     fn call(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome;
 
-    /// As [`call`](Self::call), by the thread that owns all connections, where nothing that the call
-    /// needs has to be waited for: it spares the way to another thread and back. `None` where it may
-    /// have to wait; then nothing was done, what was written to `reply` does not count, and
+    /// As [`call`](Self::call), by the thread that owns all connections, where nothing that the
+    /// call needs has to be waited for: it spares the way to another thread and back. `None` where
+    /// it may have to wait; then nothing was done, what was written to `reply` does not count, and
     /// [`call`](Self::call) follows. It must not block.
     fn at_once(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Option<Outcome> {
         let _ = (call, reply);

@@ -1,6 +1,6 @@
-//! Files, devices and directories that do not answer. A process of its own opens them: one that waits in the
-//! kernel, for a file system that stands still, cannot be ended, and would keep `check` and
-//! `doctor` from saying so.
+//! Files, devices and directories that do not answer. A process of its own opens them: one that
+//! waits in the kernel, for a file system that stands still, cannot be ended, and would keep
+//! `check` and `doctor` from saying so.
 
 use std::collections::BTreeSet;
 use std::fmt;

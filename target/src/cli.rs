@@ -103,7 +103,8 @@ pub struct Source {
     /// Export one thing: a block device, a file, `ram:SIZE` or `null:SIZE`.
     #[arg(long, value_name = "PATH|ram:SIZE|null:SIZE", requires = "listen")]
     pub export: Option<Backing>,
-    /// Export a directory to NFS clients, which mount it by its path; root of theirs is nobody here.
+    /// Export a directory to NFS clients, which mount it by its path; root of theirs is nobody
+    /// here.
     #[arg(long, value_name = "PATH", requires = "listen")]
     pub export_dir: Option<PathBuf>,
     /// Networks whose machines may mount the directory; they are believed when they say which user
@@ -126,8 +127,8 @@ pub struct Source {
     )]
     pub lba: Option<LbaSize>,
     /// Address to listen at, or a name: then all its addresses that this machine has. The port is
-    /// 4420 when none is given; of a directory, 2049 over TCP, and always 20049 over RDMA (or 0 when
-    /// that is given, which lets the system choose). Required with --export and --export-dir.
+    /// 4420 when none is given; of a directory, 2049 over TCP, and always 20049 over RDMA (or 0
+    /// when that is given, which lets the system choose). Required with --export and --export-dir.
     #[arg(
         long,
         value_name = "ADDR:PORT",

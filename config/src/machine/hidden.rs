@@ -1,5 +1,5 @@
-//! What a unit of systemd hides from its processes (systemd.exec(5), `ProtectHome=`, `PrivateTmp=`):
-//! something else is mounted over it there, and what is missing is not to be made.
+//! What a unit of systemd hides from its processes (systemd.exec(5), `ProtectHome=`,
+//! `PrivateTmp=`): something else is mounted over it there, and what is missing is not to be made.
 
 use std::fs;
 use std::path::Path;

@@ -96,8 +96,8 @@ impl Config {
         }
     }
 
-    /// With fewer open files for opens, of which each has one to three: no more than the process may
-    /// have.
+    /// With fewer open files for opens, of which each has one to three: no more than the process
+    /// may have.
     #[must_use]
     pub fn with_opens_max(self, opens: u64) -> Self {
         let opens = opens.min(OPENS_MAX);

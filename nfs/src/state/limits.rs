@@ -53,8 +53,9 @@ const _: () = assert!(CLIENTS_MAX * CACHED_RESPONSE_BYTES_MAX as u64 * 4 <= REPL
 
 /// Bytes of all state but kept replies, by the accounts of [`Stock`]: some 300,000 opens.
 pub const STATE_BYTES_MAX: u64 = 256 << 20;
-/// Open files of the opens of all clients, one for each kind of access that an open was asked for. A service that systemd starts can be
-/// given 524,288 of them (its hard limit), of which half are for locks and all else.
+/// Open files of the opens of all clients, one for each kind of access that an open was asked for.
+/// A service that systemd starts can be given 524,288 of them (its hard limit), of which half are
+/// for locks and all else.
 pub const OPENS_MAX: u64 = 262_144;
 /// Lock states (a lock owner's on a file) of all clients: each has an open file description of its
 /// own, as OFD locks belong to those.

@@ -410,8 +410,8 @@ impl State {
         self.make_room(client, file, &RANGES, each, now_us)
     }
 
-    /// Makes room for more of what each lock state of a file has (`each`). Clients whose leases have
-    /// expired go where there is none, the longest expired first.
+    /// Makes room for more of what each lock state of a file has (`each`). Clients whose leases
+    /// have expired go where there is none, the longest expired first.
     ///
     /// # Errors
     /// NFS4ERR_DELAY: the file has as many as it may have, or one address would have more than its

@@ -122,9 +122,9 @@ impl State {
     ///
     /// # Errors
     /// NFS4ERR_STALE_CLIENTID, NFS4ERR_TOOSMALL, NFS4ERR_SEQ_MISORDERED; NFS4ERR_DELAY: there is no
-    /// room, or requests of the instance that this one replaces are under way. With these the client
-    /// may send the same number again. NFS4ERR_CLID_INUSE, NFS4ERR_INVAL, NFS4ERR_NOSPC: what the
-    /// same number is told from then on (RFC 8881, section 18.36.4).
+    /// room, or requests of the instance that this one replaces are under way. With these the
+    /// client may send the same number again. NFS4ERR_CLID_INUSE, NFS4ERR_INVAL, NFS4ERR_NOSPC:
+    /// what the same number is told from then on (RFC 8881, section 18.36.4).
     pub fn create_session(
         &mut self,
         arguments: &CreateSession<'_>,

@@ -24,8 +24,8 @@ struct Share {
 }
 
 impl Shares {
-    /// A connection begins. Returns the account for its data, and its credits; `None` when there are
-    /// as many connections as there may be.
+    /// A connection begins. Returns the account for its data, and its credits; `None` when there
+    /// are as many connections as there may be.
     pub(super) fn join(
         &mut self,
         peer: SocketAddr,

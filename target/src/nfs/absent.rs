@@ -1,5 +1,5 @@
-//! Exports whose file systems did not answer when the target started, or at a reload: they are asked
-//! again until they do.
+//! Exports whose file systems did not answer when the target started, or at a reload: they are
+//! asked again until they do.
 
 use std::io;
 use std::path::PathBuf;

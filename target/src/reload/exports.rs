@@ -1,5 +1,5 @@
-//! What differs of the exports of two configurations, how much is served, and exports that come later
-//! as their file systems did not answer.
+//! What differs of the exports of two configurations, how much is served, and exports that come
+//! later as their file systems did not answer.
 
 use std::collections::BTreeMap;
 

@@ -460,7 +460,8 @@ pub(super) fn total(file: &Path, device: Option<&VerbsDevice>) -> Result<u64> {
     Ok(total - device)
 }
 
-/// A tool that counts the system calls of a target, and the file that it leaves when that has ended.
+/// A tool that counts the system calls of a target, and the file that it leaves when that has
+/// ended.
 pub(super) fn strace(folder: &Path) -> Result<(PathBuf, [String; 8])> {
     let file = folder.join("strace.out");
     remove(&file)?;

@@ -1,5 +1,5 @@
-//! NFS: `nfs-tcp`, `nfs-rdma` and `nfs-counted`, beside the kernel's server in the lab; and what a READ costs the
-//! target in instructions and system calls.
+//! NFS: `nfs-tcp`, `nfs-rdma` and `nfs-counted`, beside the kernel's server in the lab; and what a
+//! READ costs the target in instructions and system calls.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

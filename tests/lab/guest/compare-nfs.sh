@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # In the guest: capstan-target and the kernel's NFS server in turn, with the Linux client of version
-# 4.2: over TCP of the loopback interface, or over Soft-RoCE. Both export the same tmpfs and the same
-# ext4 (on a disk of memory), each with a data file of its own in it. The user is an ordinary one.
+# 4.2: over TCP of the loopback interface, or over Soft-RoCE. Both export the same tmpfs and the
+# same ext4 (on a disk of memory), each with a data file of its own in it. The user is an ordinary
+# one.
 #
 #   scripts/bench.sh nfs-tcp      tests/lab/boot.sh -p -f CAPSTAN_TARGET compare-nfs.sh tcp
 #   scripts/bench.sh nfs-rdma     the same with rdma in place of tcp
 #   scripts/bench.sh nfs-counted  both with -i in place of -p, and 1 3 1 0.3 at the end
 #
-# Arguments: tcp or rdma; number of the round, which says which server begins; turns of each; seconds
-# of a turn; seconds before that in which requests end that were in progress when fio was stopped;
-# rows to measure, as fnmatch(3) has it (all).
+# Arguments: tcp or rdma; number of the round, which says which server begins; turns of each;
+# seconds of a turn; seconds before that in which requests end that were in progress when fio was
+# stopped; rows to measure, as fnmatch(3) has it (all).
 #
 # Writes $OUT/samples, a line for each turn of both: ROW CAPSTAN KNFSD, in operations a second
 # (compare_nfs.py).

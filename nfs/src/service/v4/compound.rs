@@ -42,8 +42,8 @@ pub(in crate::service) fn carry_out(
         .unwrap_or(Done::Refused(Accepted::SystemError))
 }
 
-/// Carries out a COMPOUND that is the READ of a file which its client has open, where the data is in
-/// memory; `None` for any other, of which nothing was done.
+/// Carries out a COMPOUND that is the READ of a file which its client has open, where the data is
+/// in memory; `None` for any other, of which nothing was done.
 pub(in crate::service) fn carry_out_at_once(
     service: &Service,
     call: &Call<'_>,

@@ -75,8 +75,8 @@ pub enum StableFileError {
 }
 
 impl StableFile {
-    /// Looks at the file, and changes and makes nothing: whether [`open`](Self::open) could read it. One
-    /// that is not there can be made.
+    /// Looks at the file, and changes and makes nothing: whether [`open`](Self::open) could read
+    /// it. One that is not there can be made.
     ///
     /// # Errors
     /// As of [`open`](Self::open).

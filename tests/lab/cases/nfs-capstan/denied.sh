@@ -1,12 +1,14 @@
 # shellcheck shell=bash
-# A client whose address is in no network of any export: mounting says at once that the server denies
-# access, by every version, and the log names the address once a minute at most. A reload that adds
-# its network lets it in, and one that takes the last export away leaves the server running.
+# A client whose address is in no network of any export: mounting says at once that the server
+# denies access, by every version, and the log names the address once a minute at most. A reload
+# that adds its network lets it in, and one that takes the last export away leaves the server
+# running.
 of_networks() { # of_networks SED_COMMAND
     target_configuration | sed "$1" >"$RUN/target.toml"
     target_reload
 }
 by_second() { # by_second VERSION
+    # shellcheck disable=SC2016 # They are the inner shell's.
     nsenter --net=/run/netns/second unshare --uts bash -c 'hostname second && timeout 20 mount -t nfs -o "retry=0,$1" "$2" "$3"' mount \
         "$(options_of "$1" tcp)" "$TARGET_ADDRESS:$(export_path "$1")" "$SECOND"
 }
@@ -21,6 +23,7 @@ of_networks ''
 by_second 4.2 || fail "a client whose network was added is refused"
 matches "the log" "$(cat "$TARGET_LOG")" '10\.10\.0\.2 has come: NFS 4\.2, owner '
 umount "$SECOND"
+# shellcheck disable=SC2016 # The last line of sed.
 of_networks '/^\[\[export\]\]/,$d'
 refused 'access denied by server' by_second 4.2
 target_runs || fail "the target has ended with its last export"

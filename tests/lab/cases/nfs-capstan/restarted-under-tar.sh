@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# A tree is packed and another one unpacked by tar(1) while the server ends and is killed in turn and
-# started anew: tar sees none of it, and every file is what it was. By versions 4.2 and 3.
+# A tree is packed and another one unpacked by tar(1) while the server ends and is killed in turn
+# and started anew: tar sees none of it, and every file is what it was. By versions 4.2 and 3.
 rounds=$(cat "$LAB/rounds" 2>/dev/null || echo 2)
 make_tree tree
 tar -cf tree.tar -C tree .
@@ -10,7 +10,8 @@ tars_until_told() {
     local n=0
     while [ ! -e "$WORK/enough" ]; do
         n=$((n + 1))
-        # Of what was not answered before the server ended the client hears as of something done twice.
+        # Of what was not answered before the server ended the client hears as of something done
+        # twice.
         mkdir -p "$FIRST/tars/$n"
         tar -xf "$WORK/tree.tar" -C "$FIRST/tars/$n" || return 1
         tar -cf "$FIRST/tars/$n.tar" -C "$FIRST/tars/$n" . || return 1
