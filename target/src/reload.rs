@@ -1,8 +1,7 @@
 //! SIGHUP: what differs between the configuration that is served and the one in the file now is
 //! carried out while hosts are connected. Either all of it is, or nothing.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt;
+use std::collections::HashMap;
 use std::fs;
 use std::mem;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -11,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Access, Backing, Config, Namespace, Nqn, Subsystem, first_of};
+use capstan_config::{Backing, Config, Namespace, Nqn, first_of};
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::answers;
@@ -23,10 +22,10 @@ use crate::nfs::Files;
 use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
 use crate::room;
-use exports::ExportsChanged;
-use refused::Refused;
+use difference::{Difference, difference, find};
 use replaced::Replaced;
 
+mod difference;
 mod exports;
 mod refused;
 mod replaced;
@@ -50,19 +49,6 @@ pub(crate) struct Served {
     unknown: Vec<Unknown>,
     /// Whether exports that do not answer are being asked again.
     asks_exports: bool,
-}
-
-/// What differs between two configurations, and can be carried out while hosts are connected.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Difference {
-    subsystems_removed: Vec<Nqn>,
-    subsystems_added: Vec<Subsystem>,
-    hosts_changed: Vec<(Nqn, Access)>,
-    /// Also those of removed subsystems.
-    namespaces_removed: Vec<(Nqn, u32)>,
-    /// Also those of added subsystems.
-    namespaces_added: Vec<(Nqn, Namespace)>,
-    exports: ExportsChanged,
 }
 
 /// What a reload is carried out by.
@@ -410,69 +396,6 @@ pub(crate) fn numbers_kept(written: &Config, wanted: &Config) -> impl Iterator<I
     })
 }
 
-/// Compares what is served with what is wanted.
-fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
-    let mut refused = Refused::default();
-    refused.of_target(served, wanted);
-    let before = by_nqn(served);
-    let after = by_nqn(wanted);
-    let mut difference = Difference::default();
-    for (&nqn, &subsystem) in &before {
-        let Some(&now) = after.get(nqn) else {
-            difference.subsystems_removed.push(nqn.clone());
-            difference.remove_namespaces(subsystem, |_| true);
-            continue;
-        };
-        refused.of_subsystem(subsystem, now);
-        if subsystem.access != now.access {
-            let changed = (nqn.clone(), now.access.clone());
-            difference.hosts_changed.push(changed);
-        }
-        let changed = changed_namespaces(subsystem, now, &mut refused);
-        difference.remove_namespaces(subsystem, |n| {
-            changed.contains(&n.nsid) || find(now, n.nsid).is_none()
-        });
-        difference.add_namespaces(now, |n| {
-            changed.contains(&n.nsid) || find(subsystem, n.nsid).is_none()
-        });
-    }
-    difference.exports = ExportsChanged::between(served, wanted);
-    for (&nqn, &subsystem) in &after {
-        if !before.contains_key(nqn) {
-            difference.subsystems_added.push(subsystem.clone());
-            difference.add_namespaces(subsystem, |_| true);
-        }
-    }
-    refused.none()?;
-    Ok(difference)
-}
-
-fn by_nqn(config: &Config) -> BTreeMap<&Nqn, &Subsystem> {
-    let subsystems = config.subsystems.iter();
-    subsystems.map(|s| (&s.nqn, s)).collect()
-}
-
-fn find(subsystem: &Subsystem, nsid: u32) -> Option<&Namespace> {
-    subsystem.namespaces.iter().find(|n| n.nsid == nsid)
-}
-
-/// NSIDs that both have and that are not the same. A volume is open as long as it is served, so the
-/// same one cannot be opened in another way beside it.
-fn changed_namespaces(before: &Subsystem, after: &Subsystem, refused: &mut Refused) -> Vec<u32> {
-    let mut changed = Vec::new();
-    for namespace in &before.namespaces {
-        let nsid = namespace.nsid;
-        match find(after, nsid) {
-            Some(now) if now != namespace && now.backing == namespace.backing => {
-                refused.of_namespace(before, namespace, now);
-            }
-            Some(now) if now != namespace => changed.push(nsid),
-            Some(_) | None => {}
-        }
-    }
-    changed
-}
-
 /// A device by its number, or a file by its device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum FileId {
@@ -492,64 +415,6 @@ impl FileId {
         } else {
             Self::File(metadata.dev(), metadata.ino())
         })
-    }
-}
-
-impl Difference {
-    /// What happens to each namespace, in words.
-    fn of_namespaces(&self) -> impl Iterator<Item = String> {
-        let is_added = |place: &(Nqn, u32)| {
-            let mut added = self.namespaces_added.iter();
-            added.any(|(nqn, namespace)| (nqn, namespace.nsid) == (&place.0, place.1))
-        };
-        let removed = self.namespaces_removed.iter();
-        let removed = removed.filter(move |place| !is_added(place));
-        let removed = removed.map(|(nqn, nsid)| format!("namespace {nsid} of {nqn}: removed"));
-        let added = self.namespaces_added.iter().map(|(nqn, namespace)| {
-            let Namespace { nsid, backing, .. } = namespace;
-            let mut removed = self.namespaces_removed.iter();
-            let what = match removed.any(|place| (&place.0, place.1) == (nqn, *nsid)) {
-                true => "medium changed",
-                false => "added",
-            };
-            format!("namespace {nsid} of {nqn}: {what}, on {backing}")
-        });
-        removed.chain(added)
-    }
-
-    fn remove_namespaces(&mut self, of: &Subsystem, which: impl Fn(&Namespace) -> bool) {
-        let namespaces = of.namespaces.iter().filter(|&n| which(n));
-        self.namespaces_removed
-            .extend(namespaces.map(|n| (of.nqn.clone(), n.nsid)));
-    }
-
-    fn add_namespaces(&mut self, of: &Subsystem, which: impl Fn(&Namespace) -> bool) {
-        let namespaces = of.namespaces.iter().filter(|&n| which(n));
-        self.namespaces_added
-            .extend(namespaces.map(|n| (of.nqn.clone(), n.clone())));
-    }
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts = Vec::new();
-        let mut part = |count: usize, what: &str| {
-            if count > 0 {
-                parts.push(format!("{what}: {count}"));
-            }
-        };
-        part(self.subsystems_added.len(), "subsystems added");
-        part(self.subsystems_removed.len(), "subsystems removed");
-        part(self.hosts_changed.len(), "subsystems with other hosts");
-        part(self.namespaces_added.len(), "namespaces added");
-        part(self.namespaces_removed.len(), "namespaces removed");
-        for (count, what) in self.exports.in_words() {
-            part(count, what);
-        }
-        if parts.is_empty() {
-            return f.write_str("nothing has changed");
-        }
-        f.write_str(&parts.join(", "))
     }
 }
 
