@@ -39,9 +39,11 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
             check_namespaces(config, index, export, &root, findings);
             check_written(index, export, findings);
             check_lasting(index, export, findings);
-            let other = export
-                .file_system
-                .map(|id| by_hand.entry(id.0).or_insert((root.dev(), &export.path)));
+            let other = export.file_system.map(|id| {
+                by_hand
+                    .entry(id.0)
+                    .or_insert_with(|| (root.dev(), &export.path))
+            });
             if let Some((device, first)) = other
                 && *device != root.dev()
             {
