@@ -275,7 +275,12 @@ fn bench_tells_what_it_has_measured() {
 fn a_volume_that_cannot_come_back_says_why_and_what_would_do() {
     for (had, has, over, hint) in [
         ("tcp", "rdma", "NVMe/TCP", "NVMe/RDMA only: try `-t rdma`"),
-        ("rdma", "tcp", "RDMA (iwarp)", "NVMe/TCP only: try `-t tcp`"),
+        (
+            "rdma",
+            "tcp",
+            "RDMA (iwarp, shared memory)",
+            "NVMe/TCP only: try `-t tcp`",
+        ),
     ] {
         let at = own_address();
         let target = serve(at, had);
