@@ -33,35 +33,56 @@ pub(super) struct Beforehand {
     share: ShareArgs,
     /// What is on the namespace is not wanted.
     force: bool,
-    held: Arc<Mutex<Held>>,
+    claimed: Arc<Mutex<Claimed>>,
+    is_looked_at: Arc<Mutex<bool>>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct Claimed {
     claim: Option<Claim>,
-    is_looked_at: bool,
+    /// The command ends before anything was written.
+    is_given_up: bool,
 }
 
 impl Beforehand {
     pub(super) fn new(share: ShareArgs, force: bool) -> Self {
-        let held = Arc::default();
-        Self { share, force, held }
+        Self {
+            share,
+            force,
+            claimed: Arc::default(),
+            is_looked_at: Arc::default(),
+        }
     }
 
     /// Keeps other writers of this machine away.
     pub(super) fn claim(&self, options: &Options, namespace: &NamespaceInfo) -> Result<()> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.claim.is_none() {
+        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        if claimed.is_given_up {
+            bail!("the command ends");
+        }
+        if claimed.claim.is_none() {
             let what = "written to by `capstan bench`";
-            held.claim = Some(self.share.claim(options, namespace, what)?);
+            claimed.claim = Some(self.share.claim(options, namespace, what)?);
         }
         Ok(())
     }
 
+    /// Lets others have the namespace, before any job has started: those that are still connecting
+    /// are not waited for.
+    pub(super) fn give_up(&self) {
+        *self.claimed.lock().unwrap_or_else(PoisonError::into_inner) = Claimed {
+            claim: None,
+            is_given_up: true,
+        };
+    }
+
     /// Refuses to write over something that has a signature.
     pub(super) fn look(&self, queue: &mut DirectQueue, namespace: &NamespaceInfo) -> Result<()> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.force || held.is_looked_at {
+        let mut is_looked_at = self
+            .is_looked_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.force || *is_looked_at {
             return Ok(());
         }
         let nsid = namespace.nsid;
@@ -78,7 +99,7 @@ impl Beforehand {
                 "whether namespace {nsid} holds a file system was not found out, and it is written to: {error:#}"
             ),
         }
-        held.is_looked_at = true;
+        *is_looked_at = true;
         Ok(())
     }
 }

@@ -403,7 +403,7 @@ impl Bench {
         }
         drop(ready);
         let queues = plan.options.nr_io_queues;
-        interrupts.unless_one_comes(move || {
+        let connected = interrupts.unless_one_comes(move || {
             let mut connected = readies.iter().take(usize::from(jobs));
             // Dropping the starts ends the other jobs.
             match connected.find_map(Result::err) {
@@ -413,7 +413,11 @@ impl Bench {
                 Some(error) => bail!("{error}"),
                 None => Ok(()),
             }
-        })?;
+        });
+        if let (Err(_), Some(beforehand)) = (&connected, &plan.beforehand) {
+            beforehand.give_up();
+        }
+        connected?;
         let now = Instant::now();
         for start in starts {
             // A job that has died meanwhile says so when it is joined.
