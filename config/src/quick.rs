@@ -47,8 +47,8 @@ pub struct QuickDirectory {
     /// `--listen ADDRESS[:PORT]`, or a name. The port is of NFS over TCP; over RDMA it is
     /// [`DEFAULT_NFS_RDMA_PORT`](crate::DEFAULT_NFS_RDMA_PORT), or the system's choice as well.
     pub listen: ListenAddresses,
-    /// `--clients`: who may mount it. This machine alone where there is none, which is enough where
-    /// `listen` is a loopback address.
+    /// `--clients`: the networks that may mount it. This machine alone where there is none, which
+    /// is enough where `listen` is a loopback address.
     pub clients: Vec<Network>,
     /// `--provider`.
     pub provider: ProviderChoice,

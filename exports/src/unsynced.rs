@@ -292,7 +292,7 @@ impl UnsyncedFiles {
     }
 
     /// Syncs the oldest file of a writer and gives its place up; `None` where none can be. What is
-    /// lost with that is told to all who wrote it by the write verifier.
+    /// lost with that is told to all clients that wrote it by the write verifier.
     fn make_room(&self, writer: WriterId) -> Option<()> {
         let _one = self.making_room.try_lock().ok()?;
         let (unsynced, writes) = {

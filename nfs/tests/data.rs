@@ -123,7 +123,7 @@ fn root_what_is_open_and_in_memory_is_read_at_once_and_exactly_once() {
     let ops = [file.read(0, 1).to_vec(), vec![Op::GetFh]].concat();
     assert_eq!(client.status(&ops), Status::OK);
     assert!(!client.at_once.get());
-    // The file goes with its last name, and stays for who has it open.
+    // Its last name is removed, and the client that has it open goes on reading it.
     fs::remove_file(served.path().join("f")).unwrap();
     assert_eq!(client.read(&file, 0, 9).0, b"other");
     assert!(client.at_once.get());

@@ -22,7 +22,7 @@ use crate::state::{Action, Config, ConnId, State};
 /// long as a disk takes. Threads of the pool that wait longer would be missed by other clients.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
 
-/// The state, and who waits for stable storage.
+/// The state, and the threads that wait for a write to stable storage.
 #[derive(Debug)]
 pub(super) struct Driver {
     driven: Mutex<Driven>,

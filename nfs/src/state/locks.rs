@@ -437,7 +437,7 @@ impl State {
                 let entry = self.states.get(number);
                 entry.and_then(|entry| address(self, entry.client)) == of_client
             };
-            // Who has all of them has no more than its share as a rule, and need not be looked for.
+            // All of them together are within one share, so those of this address are, too.
             if all <= bound.max && all <= share {
                 return Ok(());
             }

@@ -1,7 +1,7 @@
-//! Records on their way to stable storage, and which answers wait for which of them: for those that
-//! what they let a client believe depends on, and no others (RFC 8881, section 8.4.3). A folder
-//! that cannot be written holds up who comes and who takes what another one has lost, and nothing
-//! else.
+//! Records on their way to stable storage, and which answers wait for which of them: an answer
+//! waits for the records without which it would be wrong after a restart, and for no others (RFC
+//! 8881, section 8.4.3). So a state folder that cannot be written delays only new clients, and
+//! clients that take an open or a lock which another client has lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

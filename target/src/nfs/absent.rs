@@ -12,7 +12,8 @@ use capstan_config::Nfs;
 use crate::answers;
 use crate::reload::Served;
 
-/// How often: whoever mends a file system sees its clients go on while they still look.
+/// How often they are asked: an operator who has mended a file system sees at once that its clients
+/// go on.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Starts a thread that asks, where there is something to be asked for and none that does so. It

@@ -70,7 +70,8 @@ impl ExportsChanged {
 }
 
 impl Served {
-    /// Whether there are exports to be asked again, and whoever asks this is the first to do it.
+    /// Whether the caller is to start asking exports again that did not answer: there are some, and
+    /// no other thread does so yet.
     pub(crate) fn begins_asking(&mut self) -> bool {
         let nfs = self.config.nfs.as_ref();
         let begins = !self.asks_exports && nfs.is_some_and(|nfs| !nfs.absent.is_empty());

@@ -202,7 +202,7 @@ fn with_own_tmpfs(tool: &[&str], folder: &Path, reads: u64) -> Result<()> {
         handle = Client::connect(address)?.look_up()?;
         Ok(())
     })?;
-    // Nobody has anything to reclaim, for which others would wait.
+    // No client has anything to reclaim, so there is no grace period to wait for.
     std::fs::remove_file(state.join("nfs-clients"))?;
     serve(&tool, config, || {
         Client::connect(address)?.read(&handle, reads)

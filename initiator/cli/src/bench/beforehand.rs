@@ -2,8 +2,8 @@
 //! already, and what is on it.
 //!
 //! A benchmark is given a namespace by its number, as mkfs is given a device, and like mkfs it
-//! destroys what is there: so it stops at what mkfs stops at. fio and `capstan write` do not, which
-//! are told what to write by whoever starts them.
+//! destroys what is there: so it stops at what mkfs stops at. fio and `capstan write` do not, as
+//! their user says what they are to write.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;

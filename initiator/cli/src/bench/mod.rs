@@ -268,7 +268,7 @@ impl Bench {
         if wrong > 0 {
             let first = results.iter().find_map(|r| r.verify.first.clone());
             let what = match plan.reads_percent {
-                // Who has written them, if anyone, is not known.
+                // A run that only reads does not know whether they were ever written.
                 100 => "that do not prove themselves",
                 _ => "with other bytes than were written",
             };

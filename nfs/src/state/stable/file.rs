@@ -11,8 +11,8 @@ use thiserror::Error;
 use super::super::limits::{STABLE_APPENDED_BYTES_MAX, STABLE_BYTES_MAX};
 use super::{MAGIC, Record, Replay, StableError, encode, replay};
 
-/// Of the file. What it says of clients is for nobody else, and threads that act for them have no
-/// umask.
+/// Mode of the file: for its owner alone, as it names clients. It is written out because threads
+/// that act for clients have no umask.
 const MODE: u32 = 0o600;
 
 /// A file with the records of one server. Its name is that of a file that is replaced as a whole
