@@ -52,9 +52,8 @@ pub const QUEUED_BYTES: usize = 128 * QUEUED_PER_CONNECTION_BYTES;
 /// Bytes of the longest reply that is copied to others which leave with it. A longer one leaves
 /// from the buffer that it was written to.
 pub const COPIED_MAX_BYTES: usize = 64 << 10;
-/// Bytes of copied replies in one piece of what is to be sent.
-pub const PIECE_BYTES: usize = 128 << 10;
-const _: () = assert!(COPIED_MAX_BYTES + 8 <= PIECE_BYTES);
+/// Memory of a piece of what is to be sent, where it has copied replies; more for a longer reply.
+pub const PIECE_BYTES: usize = 32 << 10;
 /// Pieces that one `sendmsg` takes.
 pub const PIECES_PER_SEND: usize = 16;
 /// Bytes of memory for records that is kept for others.

@@ -64,20 +64,25 @@ impl Outgoing {
         None
     }
 
-    /// Adds a copy of so few bytes to what leaves last.
+    /// Adds a copy of so few bytes to what leaves last. A piece that grew would be copied again, so
+    /// none does.
     fn copy(&mut self, bytes: &[u8]) {
         let fits = |piece: &&mut Piece| {
-            !piece.is_reply && piece.end.saturating_add(bytes.len()) <= PIECE_BYTES
+            let room = piece.bytes.capacity().saturating_sub(piece.end);
+            !piece.is_reply && bytes.len() <= room
         };
         if let Some(piece) = self.pieces.back_mut().filter(fits) {
-            let before = piece.bytes.capacity();
             piece.bytes.extend_from_slice(bytes);
             piece.end = piece.bytes.len();
-            let grown = piece.bytes.capacity().saturating_sub(before);
-            self.queued_bytes = self.queued_bytes.saturating_add(grown);
             return;
         }
-        let mut copied = std::mem::take(&mut self.spare);
+        let mut copied;
+        if self.pieces.is_empty() && bytes.len() <= SPARE_BYTES {
+            copied = std::mem::take(&mut self.spare);
+            copied.reserve_exact(SPARE_BYTES);
+        } else {
+            copied = Vec::with_capacity(PIECE_BYTES.max(bytes.len()));
+        }
         copied.extend_from_slice(bytes);
         self.add(Piece {
             end: copied.len(),
@@ -157,7 +162,7 @@ impl Outgoing {
         } = piece;
         if is_reply {
             back(bytes);
-        } else if self.spare.capacity() < bytes.capacity() && bytes.capacity() <= SPARE_MAX_BYTES {
+        } else if self.spare.capacity() == 0 && bytes.capacity() <= SPARE_BYTES {
             bytes.clear();
             self.spare = bytes;
         }
@@ -186,7 +191,7 @@ impl Outgoing {
 
 /// Memory for copied replies that an idle connection keeps: a page, for the few short replies that
 /// leave together as a rule.
-const SPARE_MAX_BYTES: usize = 4096;
+const SPARE_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -231,7 +236,23 @@ mod tests {
         }
         assert!(reader.join().unwrap() == expected);
         assert_eq!((back, outgoing.queued_bytes()), (2, 0));
-        assert!(outgoing.spare.capacity() <= SPARE_MAX_BYTES);
+        assert!(outgoing.spare.capacity() <= SPARE_BYTES);
+    }
+
+    #[test]
+    fn what_is_copied_is_copied_once() {
+        let mut outgoing = Outgoing::default();
+        let reply = vec![0; 4200];
+        for _ in 0..16 {
+            outgoing.push(reply.clone(), reply.len(), 1);
+            let memory: Vec<_> = (outgoing.pieces.iter())
+                .map(|piece| piece.bytes.capacity())
+                .collect();
+            let (first, later) = memory.split_first().unwrap();
+            assert_eq!(*first, SPARE_BYTES);
+            assert!(later.iter().all(|bytes| *bytes == PIECE_BYTES));
+        }
+        assert_eq!(outgoing.queued_bytes(), SPARE_BYTES + 3 * PIECE_BYTES);
     }
 
     #[test]
