@@ -8,7 +8,7 @@ use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::ClientId;
 
 use super::State;
-use super::limits::UNRECORDED_MAX;
+use super::limits::{RECLAIM_PAUSE_US, UNRECORDED_MAX};
 use super::stable::Record;
 
 /// The grace period, and the clients that it is for.
@@ -18,15 +18,26 @@ pub(crate) struct Grace {
     entitled: BTreeSet<Arc<[u8]>>,
     /// `None` when it is over.
     ends_us: Option<u64>,
+    /// No reclaim makes it last longer than this.
+    latest_us: u64,
 }
 
 impl Grace {
     /// Without a client that has something to reclaim there is none.
-    pub(crate) fn new(owners: BTreeSet<Arc<[u8]>>, ends_us: u64) -> Self {
-        let ends_us = (!owners.is_empty()).then_some(ends_us);
+    pub(crate) fn new(owners: BTreeSet<Arc<[u8]>>, now_us: u64, grace_us: u64) -> Self {
+        let ends_us = now_us.saturating_add(grace_us);
         Self {
+            ends_us: (!owners.is_empty()).then_some(ends_us),
             entitled: owners,
-            ends_us,
+            latest_us: ends_us.saturating_add(grace_us),
+        }
+    }
+
+    /// A client has reclaimed something now, and may have more (RFC 8881, section 8.4.2.1).
+    fn reclaimed(&mut self, now_us: u64) {
+        if let Some(ends_us) = &mut self.ends_us {
+            let next_us = now_us.saturating_add(RECLAIM_PAUSE_US).min(self.latest_us);
+            *ends_us = next_us.max(*ends_us);
         }
     }
 
@@ -100,7 +111,10 @@ impl State {
             (true, true) if !self.grace.entitled.contains(&client.owner) => {
                 Err(Status::RECLAIM_BAD)
             }
-            (true, true) => Ok(()),
+            (true, true) => {
+                self.grace.reclaimed(now_us);
+                Ok(())
+            }
         }
     }
 

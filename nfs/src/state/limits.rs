@@ -77,6 +77,9 @@ pub const FILE_KEY_BYTES_MAX: usize = 8 + FILEHANDLE_BYTES_MAX as usize;
 pub const LEASE_US_MIN: u64 = 1_000_000;
 /// Longest lease and longest grace period, in microseconds: an hour. Linux clients use no more.
 pub const LEASE_US_MAX: u64 = 3_600_000_000;
+/// How long the grace period lasts at least behind each reclaim, in microseconds, so that a client
+/// which has begun can go on; altogether never longer than twice its time, as Linux has it.
+pub const RECLAIM_PAUSE_US: u64 = 5_000_000;
 /// How long the state of a client is kept whose lease has expired, in microseconds, when no other
 /// client wants it: a day, as Linux has it. Longer partitions are not repaired by waiting.
 pub const COURTESY_US_MAX: u64 = 24 * 3_600_000_000;

@@ -174,7 +174,7 @@ impl State {
             states: BTreeMap::new(),
             last_state: 0,
             last_intent: 0,
-            grace: Grace::new(before.owners, now_us.saturating_add(config.grace_us())),
+            grace: Grace::new(before.owners, now_us, config.grace_us()),
             bytes: Stock::new(limits.bytes),
             replies: Stock::new(limits.replies),
             opens: Stock::new(limits.opens),

@@ -1,6 +1,7 @@
 //! Restarts of the server.
 
 use super::*;
+use crate::state::limits::RECLAIM_PAUSE_US;
 
 /// Restarts it, with hosts 1 and 2 known, of which host 1 has a file open.
 fn restarted() -> (Server, Host, Host) {
@@ -94,6 +95,24 @@ fn grace_ends_in_time_and_who_has_not_come_has_lost() {
     let late = server.join(1, 1);
     assert_eq!(reclaim(&mut server, &late), Err(Status::RECLAIM_BAD));
     assert_ne!(first.client, late.client);
+}
+
+#[test]
+fn grace_lasts_while_a_client_reclaims_but_not_for_ever() {
+    // pynfs REBT5.
+    let (mut server, ..) = restarted();
+    let ends_us = server.now_us + GRACE_US;
+    let first = server.join(1, 1);
+    server.wait_us(GRACE_US - 1);
+    reclaim(&mut server, &first).unwrap();
+    while server.now_us < ends_us + GRACE_US - RECLAIM_PAUSE_US {
+        server.wait_us(RECLAIM_PAUSE_US - 1);
+        server.state.handle_timers(server.now_us);
+        reclaim(&mut server, &first).unwrap();
+    }
+    assert_eq!(server.state.next_timer_us(), Some(ends_us + GRACE_US));
+    server.wait_us(RECLAIM_PAUSE_US);
+    assert_eq!(reclaim(&mut server, &first), Err(Status::NO_GRACE));
 }
 
 #[test]
