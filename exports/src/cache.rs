@@ -130,7 +130,7 @@ fn check(file: &OpenFile, node: &Node, caller: &Caller) -> Result<()> {
         Err(FileError::Kernel {
             errno: Errno::EACCES,
             ..
-        }) if node.is_overridden(caller, file.access())? => Ok(()),
+        }) if node.is_overridden(caller, file.access(), true)? => Ok(()),
         other => other,
     }
 }

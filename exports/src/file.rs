@@ -128,9 +128,11 @@ impl LockKind {
 }
 
 impl Node {
-    /// Opens the file for its data, if the kernel lets the caller. With `owner_override` the owner
-    /// may do so whatever the mode says, as it may have written the file before its mode was set,
-    /// and a caller that may execute the file may read it (RFC 1813, 4.4): NFSv3 has no open files.
+    /// Opens the file for its data, if the kernel lets the caller. One that may execute the file may
+    /// read it, as nothing is executed without being read (RFC 8881, section 6.2.1.3.1; RFC 1813,
+    /// section 4.4): clients tell the two apart by the rights they ask for. With `owner_override`
+    /// the owner may do so whatever the mode says, as it may have written the file before its mode
+    /// was set.
     ///
     /// # Errors
     /// [`FileError::WrongType`] for anything but a regular file: nothing else is ever opened;
@@ -152,8 +154,8 @@ impl Node {
             Err(FileError::Kernel {
                 errno: Errno::EACCES,
                 ..
-            }) if owner_override && self.is_overridden(caller, access)? => {
-                self.reopen(access.flags(), "opening a file for its owner")?
+            }) if self.is_overridden(caller, access, owner_override)? => {
+                self.reopen(access.flags(), "opening a file past its mode")?
             }
             other => other?,
         };
@@ -188,10 +190,15 @@ impl Node {
         })
     }
 
-    /// Whether a caller without the permission may do so all the same, where clients have no open
-    /// files.
-    pub(crate) fn is_overridden(&self, caller: &Caller, access: OpenAccess) -> Result<bool> {
-        if self.attributes()?.uid == caller.uid() {
+    /// Whether a caller that the mode does not let may open the file all the same: to read what it
+    /// may execute, or with `owner_override` as its owner.
+    pub(crate) fn is_overridden(
+        &self,
+        caller: &Caller,
+        access: OpenAccess,
+        owner_override: bool,
+    ) -> Result<bool> {
+        if owner_override && self.attributes()?.uid == caller.uid() {
             return Ok(true);
         }
         let may_execute = || sys::access(self.fd(), libc::X_OK).is_ok();

@@ -67,13 +67,19 @@ fn root_a_caller_reads_and_writes_what_the_kernel_lets_it() {
             "for its owner"
         );
 
-        // A program that can be executed is read for that, where clients have no open files.
+        // A program that can be executed is read for that.
         fs::set_permissions(disk.path().join("own"), fs::Permissions::from_mode(0o711)).unwrap();
-        let opened = |access, is_v3| file("own").open(&other, access, is_v3);
-        assert!(opened(OpenAccess::Read, true).is_ok());
-        refused(opened(OpenAccess::Read, false), Errno::EACCES);
-        refused(opened(OpenAccess::Write, true), Errno::EACCES);
-        refused(opened(OpenAccess::Both, true), Errno::EACCES);
+        for owner_override in [false, true] {
+            let opened = |access| file("own").open(&other, access, owner_override);
+            assert!(opened(OpenAccess::Read).is_ok());
+            refused(opened(OpenAccess::Write), Errno::EACCES);
+            refused(opened(OpenAccess::Both), Errno::EACCES);
+        }
+        // Its owner may execute what it may not read.
+        fs::set_permissions(disk.path().join("own"), fs::Permissions::from_mode(0o100)).unwrap();
+        let opened = |access| file("own").open(&own, access, false);
+        assert!(opened(OpenAccess::Read).is_ok());
+        refused(opened(OpenAccess::Both), Errno::EACCES);
     }
 }
 

@@ -22,6 +22,7 @@ pub(super) const CASES: &[Case] = &[
         "chmod/permission-to-read-and-write",
         permission_to_read_and_write,
     ),
+    case("chmod/permission-to-execute", permission_to_execute),
     case("chmod/permission-to-search", permission_to_search),
 ];
 
@@ -174,6 +175,30 @@ fn permission_to_read_and_write(place: &Place) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// What may be executed and not be read runs all the same, though a server has to be asked for its
+/// data.
+fn permission_to_execute(place: &Place) -> Outcome {
+    let path = place.at("program");
+    let program = std::fs::read("/bin/true").succeeds("reading /bin/true")?;
+    file_of_owner(&path, 0o711, &program)?;
+    for (mode, user, who) in [(0o711, OTHER, "another user"), (0o100, OWNER, "its owner")] {
+        sys::chmod(&path, mode).succeeds("chmod")?;
+        user.does(|| {
+            let run = std::process::Command::new(&path).status();
+            let ended = run.succeeds(format!("running a program of mode {mode:04o} by {who}"))?;
+            holds(format!("the program ends with {ended}"), ended.success())?;
+            sys::open(&path, nix::fcntl::OFlag::O_RDONLY, 0)
+                .refused(format!("reading it by {who}"), &[Errno::EACCES])
+        })?;
+    }
+    sys::chmod(&path, 0o644).succeeds("chmod")?;
+    OTHER.does(|| {
+        std::process::Command::new(&path)
+            .status()
+            .refused("running a program of mode 0644", &[Errno::EACCES])
+    })
 }
 
 fn permission_to_search(place: &Place) -> Outcome {
