@@ -23,19 +23,16 @@ pub(super) enum Done {
 /// Carries out a call.
 pub(super) fn carry_out(service: &Service, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
     let start = reply.mark();
-    let mut arguments = call.reader;
-    let header = match Header::read(&mut arguments) {
-        Ok(header) => header,
-        Err(CallError::Unreadable(_)) => return Outcome::End,
-        Err(CallError::NotACall { .. }) => return Outcome::None,
-        Err(CallError::Denied { xid, denied }) => {
-            let ip = call.peer.ip().to_canonical();
-            tracing::info!(
-                target: PEER_CAUSED,
-                "{ip} is refused a call: {denied}; expected sec=sys (mount with that): there is no Kerberos and no TLS"
-            );
-            return written(&Reply::denied(xid, denied), reply);
-        }
+    let tell = |denied: Denied| {
+        let ip = call.peer.ip().to_canonical();
+        tracing::info!(
+            target: PEER_CAUSED,
+            "{ip} is refused a call: {denied}; expected sec=sys (mount with that): there is no Kerberos and no TLS"
+        );
+    };
+    let (header, arguments) = match header(call, reply, tell) {
+        Ok(read) => read,
+        Err(outcome) => return outcome,
     };
     match procedure(service, call, &header, arguments, reply) {
         Done::Reply => Outcome::Reply,
@@ -65,18 +62,34 @@ pub(super) fn carry_out_at_once(
     matches!(done, Done::Reply).then_some(Outcome::Reply)
 }
 
+/// Reads the header of a call, whose arguments follow it.
+///
+/// # Errors
+/// What comes of a call without one that can be taken. `tell` is called when it is denied.
+fn header<'m>(
+    call: &Call<'m>,
+    reply: &mut Writer<'_>,
+    tell: impl FnOnce(Denied),
+) -> Result<(Header<'m>, Reader<'m>), Outcome> {
+    let mut arguments = call.reader;
+    match Header::read(&mut arguments) {
+        Ok(header) => Ok((header, arguments)),
+        Err(CallError::Unreadable(_)) => Err(Outcome::End),
+        Err(CallError::NotACall { .. }) => Err(Outcome::None),
+        Err(CallError::Denied { xid, denied }) => {
+            tell(denied);
+            Err(written(&Reply::denied(xid, denied), reply))
+        }
+    }
+}
+
 /// Answers a call of a client that is in no network of any export, as the kernel's server does: it
 /// finds the programs there, and all that it asks of them is denied (RFC 5531, section 9).
 /// Mounting then says that the server denies access.
 pub(super) fn refuse(call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
-    let mut arguments = call.reader;
-    let header = match Header::read(&mut arguments) {
-        Ok(header) => header,
-        Err(CallError::Unreadable(_)) => return Outcome::End,
-        Err(CallError::NotACall { .. }) => return Outcome::None,
-        Err(CallError::Denied { xid, denied }) => {
-            return written(&Reply::denied(xid, denied), reply);
-        }
+    let header = match header(call, reply, |_denied| {}) {
+        Ok((header, _arguments)) => header,
+        Err(outcome) => return outcome,
     };
     let is_served = [NFS_PROGRAM, MOUNT_PROGRAM].contains(&header.program);
     let answer = match header.procedure {
