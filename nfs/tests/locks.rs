@@ -9,9 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use capstan_nfs_proto::codec::List;
-use capstan_nfs_proto::v4::args::{
-    ExistingLockOwner, Lock, LockType, Locker, NewLockOwner, TestLock, Unlock,
-};
+use capstan_nfs_proto::v4::args::{Lock, LockType, TestLock, Unlock};
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::opnum::OpNum;
 use capstan_nfs_proto::v4::result::OpResult;
@@ -21,48 +19,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-use support::files::{BOTH, Opened, READ, open_op, owner_of};
+use support::files::{BOTH, Opened, READ, lock_again, new_lock, open_op, owner_of};
 use support::{Client, Served, path_ops, put};
 
 const ALL: (u64, u64) = (0, u64::MAX);
-
-fn new_lock<'a>(
-    file: &Opened,
-    owner: &'a str,
-    locktype: LockType,
-    (offset, length): (u64, u64),
-) -> Lock<'a> {
-    Lock {
-        locktype,
-        reclaim: false,
-        offset,
-        length,
-        locker: Locker::New(NewLockOwner {
-            open_seqid: 0,
-            open_stateid: file.stateid,
-            lock_seqid: 0,
-            lock_owner: owner_of(owner),
-        }),
-    }
-}
-
-fn lock_again(
-    lock_stateid: Stateid,
-    locktype: LockType,
-    (offset, length): (u64, u64),
-) -> Lock<'static> {
-    let locker = Locker::Existing(ExistingLockOwner {
-        lock_stateid,
-        lock_seqid: 0,
-    });
-    Lock {
-        locktype,
-        reclaim: false,
-        offset,
-        length,
-        locker,
-    }
-}
 
 /// A lock in the way.
 #[derive(Clone, PartialEq, Eq, Debug)]

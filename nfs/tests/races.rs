@@ -7,16 +7,13 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
-use capstan_nfs_proto::v4::args::{
-    ExistingLockOwner, Lock, LockType, Locker, NewLockOwner, OpenDowngrade, ShareAccess, ShareDeny,
-    Unlock,
-};
+use capstan_nfs_proto::v4::args::{LockType, OpenDowngrade, ShareAccess, ShareDeny, Unlock};
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{StableHow, Stateid};
 
-use support::files::{BOTH, Opened, READ, WRITE, owner_of};
+use support::files::{BOTH, Opened, READ, WRITE, lock_again, new_lock};
 use support::{Client, Served, put};
 
 /// How often this process has the file open.
@@ -27,24 +24,9 @@ fn open_files(path: &Path) -> usize {
 }
 
 fn lock_ops<'a>(file: &'a Opened, known: Option<Stateid>) -> [Op<'a>; 2] {
-    let locker = match known {
-        Some(lock_stateid) => Locker::Existing(ExistingLockOwner {
-            lock_stateid,
-            lock_seqid: 0,
-        }),
-        None => Locker::New(NewLockOwner {
-            open_seqid: 0,
-            open_stateid: file.stateid,
-            lock_seqid: 0,
-            lock_owner: owner_of("locks"),
-        }),
-    };
-    let lock = Lock {
-        locktype: LockType::Read,
-        reclaim: false,
-        offset: 0,
-        length: 10,
-        locker,
+    let lock = match known {
+        Some(stateid) => lock_again(stateid, LockType::Read, (0, 10)),
+        None => new_lock(file, "locks", LockType::Read, (0, 10)),
     };
     [file.put(), Op::Lock(lock)]
 }

@@ -7,7 +7,7 @@ use std::fs;
 
 use capstan_nfs_proto::codec::Opaque;
 use capstan_nfs_proto::v4::args::{
-    CreateHow, DelegationType, Lock, LockType, Locker, NewLockOwner, OpenClaim, OpenHow, Rename,
+    CreateHow, DelegationType, Lock, LockType, OpenClaim, OpenHow, Rename,
 };
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
@@ -15,27 +15,16 @@ use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{Component, StableHow, Stateid, Verifier};
 
 use support::files::{
-    BOTH, Opened, READ, WRITE, create_op, fattr, mode, open_by, open_op, opened, owner_of,
+    BOTH, Opened, READ, WRITE, create_op, fattr, mode, new_lock, open_by, open_op, opened,
 };
 use support::{Client, Served, path_ops, put};
 
-fn lock_op<'a>(file: &Opened, reclaim: bool) -> [Op<'a>; 1] {
-    [Op::Lock(Lock {
-        locktype: LockType::Write,
-        reclaim,
-        offset: 0,
-        length: 10,
-        locker: Locker::New(NewLockOwner {
-            open_seqid: 0,
-            open_stateid: file.stateid,
-            lock_seqid: 0,
-            lock_owner: owner_of("locks"),
-        }),
-    })]
-}
-
 fn lock(client: &mut Client, file: &Opened, reclaim: bool) -> Status {
-    client.status(&[&[file.put()], &lock_op(file, reclaim)[..]].concat())
+    let lock = Lock {
+        reclaim,
+        ..new_lock(file, "locks", LockType::Write, (0, 10))
+    };
+    client.status(&[file.put(), Op::Lock(lock)])
 }
 
 /// Opens again what was open before the service restarted.

@@ -5,13 +5,13 @@ mod support;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use capstan_nfs_proto::v4::args::{Lock, LockType, Locker, NewLockOwner};
+use capstan_nfs_proto::v4::args::LockType;
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::StableHow;
 
-use support::files::{BOTH, owner_of};
+use support::files::{BOTH, new_lock};
 use support::{Served, put};
 
 /// Descriptors of this process that are below a folder.
@@ -28,18 +28,7 @@ fn root_an_export_that_is_taken_out_keeps_nothing_open() {
     let mut client = served.client("one");
     let file = client.open("open", "o", BOTH);
     client.write(&file, 0, b"new", StableHow::Unstable);
-    let lock = Op::Lock(Lock {
-        locktype: LockType::Write,
-        reclaim: false,
-        offset: 0,
-        length: 10,
-        locker: Locker::New(NewLockOwner {
-            open_seqid: 0,
-            open_stateid: file.stateid,
-            lock_seqid: 0,
-            lock_owner: owner_of("l"),
-        }),
-    });
+    let lock = Op::Lock(new_lock(&file, "l", LockType::Write, (0, 10)));
     let locked = client.run(&[file.put(), lock], |results| match results[1] {
         OpResult::Lock(stateid) => stateid,
         ref other => panic!("{other:?}"),

@@ -2,7 +2,8 @@
 
 use capstan_nfs_proto::codec::{DataItem, Decode, Encode, Opaque, Reader, Writer};
 use capstan_nfs_proto::v4::args::{
-    Close, CreateHow, Open, OpenClaim, OpenHow, Read, ShareAccess, ShareDeny, Write,
+    Close, CreateHow, ExistingLockOwner, Lock, LockType, Locker, NewLockOwner, Open, OpenClaim,
+    OpenHow, Read, ShareAccess, ShareDeny, Write,
 };
 use capstan_nfs_proto::v4::attr::{Fattr, SetAttributes};
 use capstan_nfs_proto::v4::op::Op;
@@ -50,6 +51,46 @@ pub(crate) fn owner_of(owner: &str) -> StateOwner<'_> {
     StateOwner {
         clientid: ClientId(0),
         owner: Opaque(owner.as_bytes()),
+    }
+}
+
+/// LOCK of an owner that has no lock of the file yet.
+pub(crate) fn new_lock<'a>(
+    file: &Opened,
+    owner: &'a str,
+    locktype: LockType,
+    (offset, length): (u64, u64),
+) -> Lock<'a> {
+    Lock {
+        locktype,
+        reclaim: false,
+        offset,
+        length,
+        locker: Locker::New(NewLockOwner {
+            open_seqid: 0,
+            open_stateid: file.stateid,
+            lock_seqid: 0,
+            lock_owner: owner_of(owner),
+        }),
+    }
+}
+
+/// LOCK of one that has this state ID for the file.
+pub(crate) fn lock_again(
+    lock_stateid: Stateid,
+    locktype: LockType,
+    (offset, length): (u64, u64),
+) -> Lock<'static> {
+    let locker = Locker::Existing(ExistingLockOwner {
+        lock_stateid,
+        lock_seqid: 0,
+    });
+    Lock {
+        locktype,
+        reclaim: false,
+        offset,
+        length,
+        locker,
     }
 }
 
