@@ -1,15 +1,16 @@
 //! A server on a thread of its own, and a client over TCP.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
+use capstan_nfs_client::client::Transport as _;
+use capstan_nfs_client::tcp;
 use capstan_rpc_server::{
     Handle, Listen, Program, ProviderPreference, Server, Settings, SpinBudget, Transport,
 };
-use capstan_rpcrdma::record::record_mark;
 use capstan_rpcrdma::xdr::Writer;
 
 use crate::program::{PATIENCE, Tester};
@@ -130,31 +131,19 @@ pub(crate) fn message(xid: u32, kind: u32, arguments: impl FnOnce(&mut Writer<'_
     writer.written().to_vec()
 }
 
-/// A record of one fragment.
-pub(crate) fn record(message: &[u8]) -> Vec<u8> {
-    [&record_mark(message.len()).unwrap(), message].concat()
-}
-
 impl Client {
     pub(crate) fn new(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        let stream = tcp::connect(address);
         Self { stream }
     }
 
     pub(crate) fn send(&mut self, message: &[u8]) {
-        self.stream.write_all(&record(message)).unwrap();
+        self.stream.send(&[message.to_vec()]);
     }
 
     /// The next reply: its XID, and what follows.
     pub(crate) fn reply(&mut self) -> (u32, Vec<u8>) {
-        let mut mark = [0; 4];
-        self.stream.read_exact(&mut mark).expect("a reply");
-        let mark = u32::from_be_bytes(mark);
-        assert_ne!(mark >> 31, 0, "replies are one fragment");
-        let mut reply = vec![0; usize::try_from(mark & 0x7FFF_FFFF).unwrap()];
-        self.stream.read_exact(&mut reply).expect("all of a reply");
+        let mut reply = self.stream.receive();
         let xid = u32::from_be_bytes(reply[..4].try_into().unwrap());
         assert_eq!(reply[4..8], [0, 0, 0, 1]);
         (xid, reply.split_off(8))

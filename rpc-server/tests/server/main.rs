@@ -3,5 +3,4 @@
 mod harness;
 mod program;
 mod rdma;
-mod rdma_client;
 mod tcp;

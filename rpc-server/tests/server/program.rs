@@ -5,15 +5,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
 
 use capstan_rpc_server::limits::REPLY_MAX_BYTES;
 use capstan_rpc_server::{Call, ConnectionNumber, Data, Outcome, Program};
 use capstan_rpcrdma::limits::DATA_MAX_BYTES;
 use capstan_rpcrdma::xdr::{Reader, Writer};
 
-/// How long a test waits for what has to happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) use capstan_nfs_client::PATIENCE;
 
 /// Answers with nothing.
 pub(crate) const NULL: u32 = 0;

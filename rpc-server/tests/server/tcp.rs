@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use capstan_nfs_client::tcp::record;
 use capstan_rpc_server::limits::{
     REFUSED_BYTES, REPLY_MAX_BYTES, STRANGERS_PER_SOURCE_MAX, TCP_CALLS_MAX,
 };
@@ -13,7 +14,7 @@ use capstan_rpc_server::{BindError, Program, Server, Settings, Transport};
 use capstan_rpcrdma::limits::{DATA_MAX_BYTES, FRAGMENTS_MAX, RECORD_MAX_BYTES};
 use capstan_rpcrdma::xdr::Reader;
 
-use crate::harness::{Client, Running, message, record, settings};
+use crate::harness::{Client, Running, message, settings};
 use crate::program::{GIVE, NULL, PANIC, PATIENCE, REFUSED, SILENT, TAKE, Tester, WAIT, data, sum};
 
 fn start(settings: Settings, program: &Arc<Tester>) -> Running {
@@ -137,7 +138,6 @@ fn a_stream_may_be_cut_anywhere_and_a_record_into_fragments() {
     let stream = [record(&call), fragments.concat(), record(&call)].concat();
     let mut client = server.connect();
     for cut in 0..=stream.len() {
-        client.stream.set_nodelay(true).unwrap();
         client.stream.write_all(&stream[..cut]).unwrap();
         client.stream.write_all(&stream[cut..]).unwrap();
         for _ in 0..3 {
@@ -146,7 +146,6 @@ fn a_stream_may_be_cut_anywhere_and_a_record_into_fragments() {
         }
     }
     let mut client = server.connect();
-    client.stream.set_nodelay(true).unwrap();
     for byte in stream {
         client.stream.write_all(&[byte]).unwrap();
     }

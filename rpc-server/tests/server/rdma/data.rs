@@ -1,5 +1,6 @@
 //! Messages and data, as they come and go.
 
+use capstan_nfs_client::rdma::{CallOf, How, OFFER, RdmaClient};
 use capstan_rdma::contract::{Access, SendOp};
 use capstan_rpc_server::Settings;
 use capstan_rpc_server::limits::DATA_MIN_BYTES;
@@ -9,11 +10,11 @@ use capstan_rpcrdma::private::Offer;
 use capstan_rpcrdma::xdr::Reader;
 
 use super::{
-    fault, give, give_inline, header, lengths, null, rdma, start, take_reduced, taken, u32_of,
+    fault, give, give_inline, header, inline_reply, lengths, null, rdma, start, take_reduced,
+    taken, u32_of,
 };
 use crate::harness::message;
 use crate::program::{NULL, TAKE, data, sum};
-use crate::rdma_client::{CallOf, How, OFFER, RdmaClient, inline_reply};
 
 cases!(
     calls_without_chunks_are_answered,
@@ -40,10 +41,10 @@ fn calls_without_chunks_are_answered(how: How) {
     }
     let bytes = data(3000);
     let call = message(7, TAKE, |writer| writer.opaque(&bytes).unwrap());
-    client.send(&CallOf::inline(7, &call));
+    client.send_call(&CallOf::inline(7, &call));
     let reply = client.reply();
     assert_eq!(taken(&inline_reply(&reply, 7).0), (3000, sum(&bytes)));
-    client.send(&CallOf::inline(8, &give_inline(8, 4000)));
+    client.send_call(&CallOf::inline(8, &give_inline(8, 4000)));
     let (reply, _) = inline_reply(&client.reply(), 8);
     assert!(reply[4..] == data(4000));
 }
@@ -61,7 +62,7 @@ fn data_is_pulled_from_several_segments(how: How) {
         let buffer = client.memory(&bytes);
         let segments = client.segments(&buffer, &cuts);
         let (position, call) = take_reduced(7, length);
-        client.send(&CallOf::inline(7, &call).read(position, &segments));
+        client.send_call(&CallOf::inline(7, &call).read(position, &segments));
         let reply = client.reply();
         let (reply, _) = inline_reply(&reply, 7);
         assert_eq!(taken(&reply), (length, sum(&bytes)));
@@ -80,7 +81,7 @@ fn a_whole_message_is_pulled_and_data_beside_it(how: How) {
         message: None,
         ..CallOf::inline(xid, &[])
     };
-    client.send(&no_message(9).read(0, &segments));
+    client.send_call(&no_message(9).read(0, &segments));
     let (reply, _) = inline_reply(&client.reply(), 9);
     assert_eq!(taken(&reply), (60_000, sum(&bytes)));
     // The same with the data in a chunk of its own.
@@ -88,7 +89,7 @@ fn a_whole_message_is_pulled_and_data_beside_it(how: How) {
     let (head, body) = (client.memory(&call), client.memory(&bytes));
     let head = client.segments(&head, &[u32_of(call.len())]);
     let body = client.segments(&body, &[u32_of(bytes.len())]);
-    client.send(&no_message(10).read(position, &body).read(0, &head));
+    client.send_call(&no_message(10).read(position, &body).read(0, &head));
     let (reply, _) = inline_reply(&client.reply(), 10);
     assert_eq!(taken(&reply), (60_000, sum(&bytes)));
 }
@@ -108,7 +109,7 @@ fn data_is_pushed_to_several_chunks_of_several_segments(how: How) {
         for chunk in &chunks {
             sent = sent.write(chunk.clone());
         }
-        client.send(&sent);
+        client.send_call(&sent);
         let reply = client.reply();
         let header = header(&reply);
         assert_eq!((header.xid, header.procedure), (3, Procedure::Msg));
@@ -144,7 +145,7 @@ fn a_chunk_without_segments_asks_for_its_data_inline(how: How) {
     let (server, _program) = start(rdma());
     let mut client = RdmaClient::connect(server.address(), how);
     let call = give(3, &[1001]);
-    client.send(&CallOf::inline(3, &call).write(Vec::new()));
+    client.send_call(&CallOf::inline(3, &call).write(Vec::new()));
     let reply = client.reply();
     let mut reader = Reader::new(&header(&reply).inline[8..]);
     assert!(reader.opaque("data", 2000).unwrap() == data(1001));
@@ -158,7 +159,7 @@ fn a_long_reply_goes_to_the_reply_chunk(how: How) {
     let chunk = client.segments(&buffer, &[4096, 100_000, 944_480]);
     for length in [4097, 100_000, 1_000_001] {
         let call = give_inline(5, length);
-        client.send(&CallOf {
+        client.send_call(&CallOf {
             reply: Some(chunk.clone()),
             ..CallOf::inline(5, &call)
         });
@@ -181,7 +182,7 @@ fn a_long_reply_goes_to_the_reply_chunk(how: How) {
     }
     // A short one is sent, and the chunk is not used.
     let call = give_inline(6, 100);
-    client.send(&CallOf {
+    client.send_call(&CallOf {
         reply: Some(chunk),
         ..CallOf::inline(6, &call)
     });
@@ -219,21 +220,21 @@ fn the_only_key_of_a_call_is_invalidated(how: How) {
         length_bytes: 8192,
         offset: buffer.addr(),
     };
-    client.send(&CallOf::inline(3, &give(3, &[5000])).write(vec![segment]));
-    let (reply, invalidated) = client.next();
+    client.send_call(&CallOf::inline(3, &give(3, &[5000])).write(vec![segment]));
+    let (reply, invalidated) = client.next_message();
     assert_eq!(header(&reply).xid, 3);
     assert_eq!(invalidated, Some(rkey));
     // A call without a key invalidates none.
-    client.send(&CallOf::inline(4, &message(4, NULL, |_| {})));
-    assert_eq!(client.next().1, None);
+    client.send_call(&CallOf::inline(4, &message(4, NULL, |_| {})));
+    assert_eq!(client.next_message().1, None);
 }
 
 fn a_client_that_says_nothing_gets_short_sends(how: How) {
     let (server, _program) = start(rdma());
     let mut client = RdmaClient::connect(server.address(), How { offer: None, ..how });
-    client.send(&CallOf::inline(1, &give_inline(1, 980)));
+    client.send_call(&CallOf::inline(1, &give_inline(1, 980)));
     assert_eq!(inline_reply(&client.reply(), 1).0.len(), 984);
-    client.send(&CallOf::inline(2, &give_inline(2, 1000)));
+    client.send_call(&CallOf::inline(2, &give_inline(2, 1000)));
     assert_eq!(fault(&client.reply()), (2, Fault::Chunk));
 }
 
@@ -258,9 +259,9 @@ fn calls_wait_for_buffers_and_all_are_answered(how: How) {
                 let xid = 100 + sent;
                 if sent.is_multiple_of(2) {
                     let (position, call) = take_reduced(xid, 1 << 20);
-                    client.send(&CallOf::inline(xid, &call).read(position, &source));
+                    client.send_call(&CallOf::inline(xid, &call).read(position, &source));
                 } else {
-                    client.send(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(sink));
+                    client.send_call(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(sink));
                 }
                 sent += 1;
             }

@@ -3,16 +3,18 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use capstan_nfs_client::rdma::{CallOf, How, RdmaClient};
 use capstan_rpc_server::limits::{CREDITS_AT_FIRST, DATA_MIN_BYTES};
 use capstan_rpc_server::{Settings, Transport};
 use capstan_rpcrdma::chunks::Segment;
 use capstan_rpcrdma::header::Fault;
 use capstan_rpcrdma::limits::DATA_MAX_BYTES;
 
-use super::{SOCKETS, fault, give, give_inline, header, null, rdma, start, take_reduced};
+use super::{
+    SOCKETS, fault, give, give_inline, header, inline_reply, null, rdma, start, take_reduced,
+};
 use crate::harness::{Client, Running, SERVER_THREAD, message, settings};
 use crate::program::{NULL, PATIENCE, SILENT, Tester, WAIT, data};
-use crate::rdma_client::{CallOf, How, RdmaClient, inline_reply};
 
 cases!(
     credits_grow_with_their_use_and_bind,
@@ -33,7 +35,7 @@ fn credits_grow_with_their_use_and_bind(how: How) {
     let (server, program) = start(rdma());
     let mut client = RdmaClient::connect(server.address(), how);
     let call = |xid| message(xid, NULL, |_| {});
-    client.send(&CallOf::inline(0, &call(0)));
+    client.send_call(&CallOf::inline(0, &call(0)));
     let mut granted = inline_reply(&client.reply(), 0).1;
     assert_eq!(granted, CREDITS_AT_FIRST);
     let mut xid = 1;
@@ -42,7 +44,7 @@ fn credits_grow_with_their_use_and_bind(how: How) {
         assert!(start.elapsed() < PATIENCE, "{granted} credits");
         let first = xid;
         for _ in 0..granted {
-            client.send(&CallOf::inline(xid, &call(xid)));
+            client.send_call(&CallOf::inline(xid, &call(xid)));
             xid += 1;
         }
         for _ in first..xid {
@@ -54,7 +56,7 @@ fn credits_grow_with_their_use_and_bind(how: How) {
     let replies = granted;
     for _ in 0..replies {
         let call = call(xid);
-        client.send(&CallOf {
+        client.send_call(&CallOf {
             credits: 3,
             ..CallOf::inline(xid, &call)
         });
@@ -62,13 +64,13 @@ fn credits_grow_with_their_use_and_bind(how: How) {
     }
     assert_eq!(granted, 3);
     for xid in 0..3 {
-        client.send(&CallOf::inline(xid, &message(xid, WAIT, |_| {})));
+        client.send_call(&CallOf::inline(xid, &message(xid, WAIT, |_| {})));
     }
     program.until_waiting(3);
     let mut other = RdmaClient::connect(server.address(), how);
     null(&mut other, 1);
     // One more than it may: it finds no receive, or is ended.
-    client.send(&CallOf::inline(4, &call(4)));
+    client.send_call(&CallOf::inline(4, &call(4)));
     null(&mut other, 2);
     assert_eq!(program.ended(), 0);
     program.open_gate();
@@ -139,18 +141,18 @@ fn what_cannot_be_read_is_answered_with_an_error(how: How) {
 fn a_reply_without_room_is_answered_with_an_error(how: How) {
     let (server, _program) = start(rdma());
     let mut client = RdmaClient::connect(server.address(), how);
-    client.send(&CallOf::inline(1, &give_inline(1, 5000)));
+    client.send_call(&CallOf::inline(1, &give_inline(1, 5000)));
     assert_eq!(fault(&client.reply()), (1, Fault::Chunk));
     let buffer = client.memory(&[0; 4096]);
     let chunk = client.segments(&buffer, &[4096]);
     let call = give_inline(2, 5000);
-    client.send(&CallOf {
+    client.send_call(&CallOf {
         reply: Some(chunk.clone()),
         ..CallOf::inline(2, &call)
     });
     assert_eq!(fault(&client.reply()), (2, Fault::Chunk));
     // Data that its chunk does not hold goes inline, where it finds no room either.
-    client.send(&CallOf::inline(3, &give(3, &[5000])).write(chunk));
+    client.send_call(&CallOf::inline(3, &give(3, &[5000])).write(chunk));
     assert_eq!(fault(&client.reply()), (3, Fault::Chunk));
     null(&mut client, 4);
 }
@@ -163,7 +165,7 @@ fn a_client_that_goes_during_a_pull_takes_nothing_along(how: How) {
         let buffer = client.memory(&data(1 << 20));
         let segments = client.segments(&buffer, &[131_072; 8]);
         let (position, call) = take_reduced(7, 1 << 20);
-        client.send(&CallOf::inline(7, &call).read(position, &segments));
+        client.send_call(&CallOf::inline(7, &call).read(position, &segments));
         // It does not look at its connection any more, so that no READ of all is answered.
         drop(client);
     }
@@ -181,7 +183,7 @@ fn a_client_that_goes_with_calls_under_way_keeps_their_memory(how: How) {
     for xid in 2..5 {
         let chunk = client.segments(&buffer, &[65_536]);
         let call = message(xid, WAIT, |_| {});
-        client.send(&CallOf::inline(xid, &call).write(chunk));
+        client.send_call(&CallOf::inline(xid, &call).write(chunk));
     }
     program.until_waiting(3);
     drop(client);
@@ -208,7 +210,7 @@ fn data_that_does_not_come_ends_the_connection(how: How) {
     let buffer = client.memory(&data(1 << 20));
     let segments = client.segments(&buffer, &[131_072; 8]);
     let (position, call) = take_reduced(7, 1 << 20);
-    client.send(&CallOf::inline(7, &call).read(position, &segments));
+    client.send_call(&CallOf::inline(7, &call).read(position, &segments));
     // The client sleeps: nothing of it answers.
     program.until_ended(1);
     client.until_over();
@@ -224,7 +226,7 @@ fn data_that_comes_too_slowly_ends_the_connection(how: How) {
     let buffer = client.memory(&data(1 << 20));
     let segments = client.segments(&buffer, &[32_768; 32]);
     let (position, call) = take_reduced(7, 1 << 20);
-    client.send(&CallOf::inline(7, &call).read(position, &segments));
+    client.send_call(&CallOf::inline(7, &call).read(position, &segments));
     // One RDMA READ after the other, each well in time: 32 of them take 2.5 s.
     while !client.is_over() {
         assert_eq!(program.carried_out.load(Ordering::Relaxed), 1);
@@ -244,7 +246,7 @@ fn replies_that_are_not_taken_end_the_connection(how: How) {
     let buffer = client.memory(&vec![0; 1 << 20]);
     for xid in 0..CREDITS_AT_FIRST {
         let chunk = client.segments(&buffer, &[131_072; 8]);
-        client.send(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(chunk));
+        client.send_call(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(chunk));
     }
     // The client sleeps, and more is pushed to it than socket or shared memory hold.
     program.until_ended(1);
@@ -263,10 +265,10 @@ fn a_key_that_is_none_ends_its_connection_alone(how: How) {
     };
     let mut reader = RdmaClient::connect(server.address(), how);
     let (position, call) = take_reduced(1, 4096);
-    reader.send(&CallOf::inline(1, &call).read(position, &[nowhere]));
+    reader.send_call(&CallOf::inline(1, &call).read(position, &[nowhere]));
     reader.until_over();
     let mut writer = RdmaClient::connect(server.address(), how);
-    writer.send(&CallOf::inline(1, &give(1, &[4096])).write(vec![nowhere]));
+    writer.send_call(&CallOf::inline(1, &give(1, &[4096])).write(vec![nowhere]));
     writer.until("the end", RdmaClient::is_over);
     program.until_ended(2);
     null(&mut other, 2);
@@ -335,7 +337,7 @@ fn damaged_calls_harm_no_other_client(how: How) {
     for xid in 0..8 {
         let buffer = other.memory(&vec![0; 1 << 20]);
         let chunk = other.segments(&buffer, &[1 << 20]);
-        other.send(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(chunk));
+        other.send_call(&CallOf::inline(xid, &give(xid, &[1 << 20])).write(chunk));
         assert_eq!(header(&other.reply()).xid, xid);
     }
 }
@@ -347,7 +349,7 @@ fn a_server_that_stops_answers_what_it_has_taken(how: How) {
     let buffer = client.memory(&[0; 4096]);
     for xid in 2..5 {
         let chunk = client.segments(&buffer, &[4096]);
-        client.send(&CallOf::inline(xid, &message(xid, WAIT, |_| {})).write(chunk));
+        client.send_call(&CallOf::inline(xid, &message(xid, WAIT, |_| {})).write(chunk));
     }
     program.until_waiting(3);
     server.handle.stop();
@@ -372,7 +374,7 @@ fn what_is_no_call_gives_its_credit_back(how: How) {
     for _ in 0..20 {
         client.send_raw(&words(&[1, 1, 1, 3]));
         client.send_raw(&words(&[1, 1, 1, 4, 2]));
-        client.send(&CallOf::inline(1, &message(1, SILENT, |_| {})));
+        client.send_call(&CallOf::inline(1, &message(1, SILENT, |_| {})));
         // It is passed over without a word; the next call finds a receive all the same.
         null(&mut client, 2);
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use capstan_nfs_client::rdma::{CallOf, How, OFFER, RdmaClient, inline_message};
 use capstan_rpc_server::{Program, Settings, Transport};
 use capstan_rpcrdma::chunks::Segment;
 use capstan_rpcrdma::header::{Fault, Header, Received};
@@ -9,7 +10,6 @@ use capstan_rpcrdma::xdr::Reader;
 
 use crate::harness::{Running, message, settings};
 use crate::program::{GIVE, GIVE_INLINE, NULL, TAKE, Tester};
-use crate::rdma_client::{CallOf, How, OFFER, RdmaClient, inline_reply};
 
 /// Makes a test of each function for each kind of connection.
 macro_rules! cases {
@@ -31,6 +31,8 @@ pub(crate) const SOCKETS: How = How {
     same_host: false,
     offer: Some(OFFER),
     reads: 8,
+    // More than any credits.
+    receives: 256,
 };
 
 pub(crate) const SHARED_MEMORY: How = How {
@@ -94,8 +96,16 @@ pub(crate) fn fault(bytes: &[u8]) -> (u32, Fault) {
     }
 }
 
+/// What a reply that is inline has behind XID and direction; and the credits it grants.
+pub(crate) fn inline_reply(bytes: &[u8], xid: u32) -> (Vec<u8>, u32) {
+    let (mut message, credits) = inline_message(bytes);
+    let results = message.split_off(8);
+    assert_eq!(message, [&xid.to_be_bytes()[..], &[0, 0, 0, 1]].concat());
+    (results, credits)
+}
+
 pub(crate) fn null(client: &mut RdmaClient, xid: u32) {
-    client.send(&CallOf::inline(xid, &message(xid, NULL, |_| {})));
+    client.send_call(&CallOf::inline(xid, &message(xid, NULL, |_| {})));
     let reply = client.reply();
     assert_eq!(inline_reply(&reply, xid).0, []);
 }

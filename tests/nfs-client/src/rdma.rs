@@ -1,4 +1,4 @@
-//! A client over RDMA, on user-space iWARP.
+//! A client of RPC-over-RDMA version 1 (RFC 8166) on user-space iWARP.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,17 +19,18 @@ use capstan_rpcrdma::header::{Procedure, Received, write_fixed};
 use capstan_rpcrdma::private::Offer;
 use capstan_rpcrdma::xdr::Writer;
 
-use crate::program::PATIENCE;
+use crate::PATIENCE;
+use crate::client::Transport;
 
-/// Receives that the client posts, more than any credits.
-const RECEIVES: u16 = 256;
+/// Bytes of a receive.
 const MESSAGE_BYTES: u32 = 4096;
+/// Bytes of the memory of a connection that has it to itself.
 const POOL_BYTES: usize = 160 << 20;
 /// `wr_id` of a Send, and of a bind; receives have their numbers.
 const SEND: u64 = 1 << 32;
 
 /// What the client says of itself.
-pub(crate) const OFFER: Offer = Offer {
+pub const OFFER: Offer = Offer {
     send_bytes: 4096,
     receive_bytes: 4096,
     remote_invalidation: false,
@@ -37,36 +38,48 @@ pub(crate) const OFFER: Offer = Offer {
 
 /// How a client connects.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
+pub struct How {
     /// Through shared memory, in place of the socket.
-    pub(crate) same_host: bool,
-    pub(crate) offer: Option<Offer>,
+    pub same_host: bool,
+    /// What it says of itself, if anything.
+    pub offer: Option<Offer>,
     /// RDMA READs that it serves at once.
-    pub(crate) reads: u8,
+    pub reads: u8,
+    /// Receives that it posts: as many as it ever has calls under way.
+    pub receives: u16,
 }
 
-pub(crate) struct RdmaClient {
+/// A connection.
+pub struct RdmaClient {
     qp: Option<Box<dyn QueuePair>>,
     cm: Box<dyn ConnectionManager>,
     id: CmId,
     cq: Rc<dyn CompletionQueue>,
     region: Rc<dyn MemoryRegion>,
-    pub(crate) pd: Rc<dyn ProtectionDomain>,
+    /// Of the memory.
+    pub pd: Rc<dyn ProtectionDomain>,
     receives: Vec<Buffer>,
     sends: Vec<Buffer>,
-    pub(crate) pool: Pool,
+    pool: Pool,
     events: Vec<CmEvent>,
     /// What came, and the key that it invalidated.
     came: VecDeque<(Vec<u8>, Option<RKey>)>,
     /// A work request has failed.
     failed: bool,
     /// What the server says of itself.
-    pub(crate) offer: Offer,
+    pub offer: Offer,
     start: Instant,
 }
 
 impl RdmaClient {
-    pub(crate) fn connect(address: SocketAddr, how: How) -> Self {
+    /// Connects with memory of its own.
+    pub fn connect(address: SocketAddr, how: How) -> Self {
+        let pool = Pool::new(POOL_BYTES, Pages::Ordinary).unwrap();
+        Self::connect_with(&pool, address, how)
+    }
+
+    /// Connects with memory that others have as well.
+    pub fn connect_with(pool: &Pool, address: SocketAddr, how: How) -> Self {
         let provider = Provider::new(Config {
             same_host: how.same_host,
             ..Config::default()
@@ -74,7 +87,6 @@ impl RdmaClient {
         let provider = provider.unwrap();
         let device = provider.device();
         let pd = device.allocate_pd().unwrap();
-        let pool = Pool::new(POOL_BYTES, Pages::Ordinary).unwrap();
         let slab = pool.slab();
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let region = pd
@@ -86,12 +98,12 @@ impl RdmaClient {
             qp: None,
             cm,
             id,
-            cq: device.create_cq(4096).unwrap(),
+            cq: device.create_cq(4 * u32::from(how.receives)).unwrap(),
             region,
             pd,
             receives: Vec::new(),
             sends: Vec::new(),
-            pool,
+            pool: pool.clone(),
             events: Vec::new(),
             came: VecDeque::new(),
             failed: false,
@@ -117,14 +129,14 @@ impl RdmaClient {
         let config = QpConfig {
             send_cq: Rc::clone(&self.cq),
             recv_cq: Rc::clone(&self.cq),
-            send_wr_max: 512,
-            receives: ReceiveSource::Own(RECEIVES.into()),
+            send_wr_max: 2 * u32::from(how.receives),
+            receives: ReceiveSource::Own(how.receives.into()),
             send_sge_max: 1,
             recv_sge_max: 1,
             inline_bytes: 0,
         };
         self.qp = Some(self.cm.create_qp(self.id, &self.pd, &config).unwrap());
-        for number in 0..RECEIVES {
+        for number in 0..how.receives {
             self.receives.push(self.pool.take(MESSAGE_BYTES).unwrap());
             self.post_receive(number.into());
         }
@@ -149,7 +161,7 @@ impl RdmaClient {
     }
 
     /// Whether the connection is over, or never began.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.failed
             || self.has(|kind| {
                 matches!(
@@ -161,7 +173,8 @@ impl RdmaClient {
             })
     }
 
-    pub(crate) fn until(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
+    /// Waits until something is so.
+    pub fn until(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
         let mut wait = Wait {
             start: Instant::now(),
             client: self,
@@ -175,7 +188,7 @@ impl RdmaClient {
 
     /// Does what there is to do for the connection.
     /// Returns how much that was.
-    pub(crate) fn turn(&mut self) -> usize {
+    pub fn turn(&mut self) -> usize {
         let now_us = self.now_us();
         let mut done = 0;
         while let Some(event) = self.cm.poll(now_us) {
@@ -211,7 +224,8 @@ impl RdmaClient {
         qp.post_recv(number, &[sge]).unwrap();
     }
 
-    pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
+    /// Sends any bytes.
+    pub fn send_raw(&mut self, bytes: &[u8]) {
         let len_bytes = u32::try_from(bytes.len()).unwrap();
         let mut page = self.pool.take(len_bytes).unwrap();
         page.copy_from(0, bytes);
@@ -230,7 +244,8 @@ impl RdmaClient {
         );
     }
 
-    pub(crate) fn post(&mut self, op: SendOp, sges: &[Sge]) {
+    /// Posts a work request, and waits for nothing.
+    pub fn post(&mut self, op: SendOp, sges: &[Sge]) {
         let qp = self.qp.as_mut().unwrap();
         let wr = SendWr {
             wr_id: SEND,
@@ -243,36 +258,37 @@ impl RdmaClient {
         qp.ring_doorbell();
     }
 
-    pub(crate) fn send(&mut self, call: &CallOf<'_>) {
+    /// Sends a call.
+    pub fn send_call(&mut self, call: &CallOf<'_>) {
         self.send_raw(&call.bytes());
     }
 
     /// The next message, and the key that it invalidated.
-    pub(crate) fn next(&mut self) -> (Vec<u8>, Option<RKey>) {
+    pub fn next_message(&mut self) -> (Vec<u8>, Option<RKey>) {
         self.until("a reply", |client| !client.came.is_empty());
         self.came.pop_front().unwrap()
     }
 
     /// The next reply as it came.
-    pub(crate) fn reply(&mut self) -> Vec<u8> {
-        self.next().0
+    pub fn reply(&mut self) -> Vec<u8> {
+        self.next_message().0
     }
 
     /// Waits for the end of the connection; no reply has come.
-    pub(crate) fn until_over(&mut self) {
+    pub fn until_over(&mut self) {
         self.until("the end", Self::is_over);
         assert!(self.came.is_empty(), "{:?}", self.came);
     }
 
     /// Memory that the server may use, with these bytes.
-    pub(crate) fn memory(&self, bytes: &[u8]) -> Buffer {
+    pub fn memory(&self, bytes: &[u8]) -> Buffer {
         let mut buffer = self.pool.take(u32::try_from(bytes.len()).unwrap()).unwrap();
         buffer.copy_from(0, bytes);
         buffer
     }
 
     /// A buffer cut into segments of these lengths.
-    pub(crate) fn segments(&self, buffer: &Buffer, lengths: &[u32]) -> Vec<Segment> {
+    pub fn segments(&self, buffer: &Buffer, lengths: &[u32]) -> Vec<Segment> {
         let mut offset = buffer.addr();
         let segments = lengths.iter().map(|&length_bytes| {
             let segment = Segment {
@@ -286,8 +302,23 @@ impl RdmaClient {
         segments.collect()
     }
 
-    pub(crate) fn lkey(&self) -> capstan_rdma::contract::LKey {
+    /// The key of the memory for this side.
+    pub fn lkey(&self) -> capstan_rdma::contract::LKey {
         self.region.lkey()
+    }
+}
+
+/// Messages are inline; the credits are the test's business.
+impl Transport for RdmaClient {
+    fn send(&mut self, messages: &[Vec<u8>]) {
+        for message in messages {
+            let xid = u32::from_be_bytes(*message.first_chunk().unwrap());
+            self.send_call(&CallOf::inline(xid, message));
+        }
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        inline_message(&self.reply()).0
     }
 }
 
@@ -331,18 +362,24 @@ impl<F: Fn(&RdmaClient) -> bool> Turn for Wait<'_, F> {
 
 /// A call as it is sent.
 #[derive(Clone, Debug)]
-pub(crate) struct CallOf<'a> {
-    pub(crate) xid: u32,
-    pub(crate) credits: u32,
-    pub(crate) reads: Vec<ReadSegment>,
-    pub(crate) writes: Vec<Vec<Segment>>,
-    pub(crate) reply: Option<Vec<Segment>>,
-    pub(crate) message: Option<&'a [u8]>,
+pub struct CallOf<'a> {
+    /// That of the message.
+    pub xid: u32,
+    /// Credits that it asks for.
+    pub credits: u32,
+    /// The read list.
+    pub reads: Vec<ReadSegment>,
+    /// The write list.
+    pub writes: Vec<Vec<Segment>>,
+    /// The reply chunk.
+    pub reply: Option<Vec<Segment>>,
+    /// What is inline; of RDMA_NOMSG nothing is.
+    pub message: Option<&'a [u8]>,
 }
 
 impl<'a> CallOf<'a> {
     /// A call whose message is inline.
-    pub(crate) fn inline(xid: u32, message: &'a [u8]) -> Self {
+    pub fn inline(xid: u32, message: &'a [u8]) -> Self {
         Self {
             xid,
             credits: 128,
@@ -354,7 +391,7 @@ impl<'a> CallOf<'a> {
     }
 
     /// Adds a read chunk at a position.
-    pub(crate) fn read(mut self, position: u32, segments: &[Segment]) -> Self {
+    pub fn read(mut self, position: u32, segments: &[Segment]) -> Self {
         let reads = segments
             .iter()
             .map(|&target| ReadSegment { position, target });
@@ -362,12 +399,14 @@ impl<'a> CallOf<'a> {
         self
     }
 
-    pub(crate) fn write(mut self, segments: Vec<Segment>) -> Self {
+    /// Adds a write chunk.
+    pub fn write(mut self, segments: Vec<Segment>) -> Self {
         self.writes.push(segments);
         self
     }
 
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    /// The bytes of a Send.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut buffer = vec![0; 1 << 16];
         let mut writer = Writer::new(&mut buffer);
         let procedure = match self.message {
@@ -384,14 +423,13 @@ impl<'a> CallOf<'a> {
     }
 }
 
-/// The message of a reply that is inline, behind XID and direction; and the credits it grants.
-pub(crate) fn inline_reply(bytes: &[u8], xid: u32) -> (Vec<u8>, u32) {
+/// The message of a reply that is inline, and the credits it grants.
+pub fn inline_message(bytes: &[u8]) -> (Vec<u8>, u32) {
     match Received::read(bytes) {
         Ok(Received::Message(header)) => {
-            assert_eq!((header.xid, header.procedure), (xid, Procedure::Msg));
-            assert_eq!(header.inline[..4], xid.to_be_bytes());
-            assert_eq!(header.inline[4..8], [0, 0, 0, 1]);
-            (header.inline[8..].to_vec(), header.credits)
+            assert_eq!(header.procedure, Procedure::Msg);
+            assert_eq!(header.inline[..4], header.xid.to_be_bytes());
+            (header.inline.to_vec(), header.credits)
         }
         other => panic!("no reply: {other:?}"),
     }
