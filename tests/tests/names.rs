@@ -161,7 +161,7 @@ fn where_none_answers_each_is_named_with_its_reason() {
     let mute = TcpListener::bind(own_address()).unwrap();
     let (refuses, silent) = (own_address(), mute.local_addr().unwrap());
     let file = hosts(dir.path(), &[refuses, silent]);
-    let error = complaint(&list_ns(&file, refuses, &["--connect-timeout", "1"]));
+    let error = complaint(&list_ns(&file, refuses, &["--connect-timeout", "3"]));
     for (address, reason) in [
         (refuses, "refused the connection: nothing listens there"),
         (silent, "nothing has come for"),
