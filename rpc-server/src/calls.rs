@@ -1,17 +1,20 @@
-//! Which call is carried out next: connections that have some take turns, and no more calls are
-//! with the workers than keep them busy.
+//! Which call is carried out next: addresses and their connections take turns ([`Turns`]), and no
+//! more calls are with the workers than keep them busy.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
+use capstan_reactor::Clock;
 use rustc_hash::FxHashMap;
 
 use crate::limits::{
-    AHEAD_PER_WORKER, AT_ONCE_BYTES_MIN, AT_ONCE_BYTES_PER_TURN, SPARE_BYTES, SPARE_MAX,
-    SPARE_ONE_MAX_BYTES, SPARE_SHORT_BYTES,
+    AHEAD_PER_WORKER, AT_ONCE_BYTES_MIN, AT_ONCE_BYTES_PER_TURN, LOOK_WORKERS_US, SPARE_BYTES,
+    SPARE_MAX, SPARE_ONE_MAX_BYTES, SPARE_SHORT_BYTES,
 };
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Program};
+use crate::turns::Turns;
 use crate::workers::{Items, Task, Work, Workers};
 
 /// The calls of all connections.
@@ -21,8 +24,13 @@ pub(crate) struct Calls {
     max: usize,
     /// What the workers have.
     under_way: usize,
-    /// Connections that have a call to be carried out, each once.
-    ready: VecDeque<ConnectionName>,
+    /// Threads that are stuck: what they have keeps no others busy.
+    stuck: usize,
+    /// When the threads are looked at: while something is under way.
+    look_at_us: Option<u64>,
+    /// The program was told of a call that waits.
+    is_told: bool,
+    pub(crate) turns: Turns,
     /// Connections that are gone and have calls under way, so many.
     leaving: FxHashMap<ConnectionNumber, usize>,
     /// Connections that are gone, and the program is to be told.
@@ -47,7 +55,10 @@ impl Calls {
             workers,
             max: threads.saturating_mul(AHEAD_PER_WORKER.saturating_add(1)),
             under_way: 0,
-            ready: VecDeque::new(),
+            stuck: 0,
+            look_at_us: None,
+            is_told: false,
+            turns: Turns::default(),
             leaving: FxHashMap::default(),
             ended: VecDeque::new(),
             tasks: Vec::new(),
@@ -58,23 +69,19 @@ impl Calls {
         }
     }
 
-    /// A connection has a call to be carried out, and had none.
-    pub(crate) fn is_ready(&mut self, name: ConnectionName) {
-        self.ready.push_back(name);
-    }
-
     /// The connection whose turn it is, if a worker can take something. Ends that the program is to
     /// be told of come first.
     pub(crate) fn next_ready(&mut self) -> Option<ConnectionName> {
-        while self.under_way < self.max
+        let max = self.max.saturating_add(self.stuck);
+        while self.under_way < max
             && let Some(connection) = self.ended.pop_front()
         {
             self.give(Work::Ended(connection));
         }
-        if self.under_way >= self.max {
+        if self.under_way >= max {
             return None;
         }
-        self.ready.pop_front()
+        self.turns.pop()
     }
 
     /// A task for a call of a connection, to be filled.
@@ -119,6 +126,7 @@ impl Calls {
             self.at_once_bytes = self.at_once_bytes.saturating_sub(bytes);
             self.at_once = Some(task);
         } else {
+            self.tell_waits(task.arrived_us, program);
             self.give(Work::Call(task));
         }
     }
@@ -139,7 +147,37 @@ impl Calls {
         }
     }
 
+    /// Tells the program of a call that waits, where it knows of none: others that wait came later,
+    /// or after the threads were last looked at.
+    fn tell_waits(&mut self, arrived_us: u64, program: &dyn Program) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            program.waits_since(Some(instant(arrived_us)));
+        }
+    }
+
+    /// When [`look`](Self::look) is to be called.
+    pub(crate) fn next_look_us(&self) -> Option<u64> {
+        self.look_at_us
+    }
+
+    /// Starts threads for those that are stuck, and tells the program which call waits for longest;
+    /// of those that are with connections `oldest_us` is the oldest.
+    pub(crate) fn look(&mut self, oldest_us: Option<u64>, now_us: u64, program: &dyn Program) {
+        let looked = self.workers.look(now_us);
+        self.stuck = looked.stuck;
+        let oldest_us = [oldest_us, looked.oldest_us].into_iter().flatten().min();
+        // What comes from now on is later.
+        let now = (self.under_way > 0).then_some(now_us);
+        let oldest_us = oldest_us.or(now);
+        program.waits_since(oldest_us.map(instant));
+        self.is_told = oldest_us.is_some();
+        self.look_at_us = oldest_us.map(|_| now_us.saturating_add(LOOK_WORKERS_US));
+    }
+
     fn give(&mut self, work: Work) {
+        if self.look_at_us.is_none() {
+            self.look_at_us = Some(Clock.now_us().saturating_add(LOOK_WORKERS_US));
+        }
         self.under_way = self.under_way.saturating_add(1);
         self.workers.give(work);
     }
@@ -179,7 +217,7 @@ impl Calls {
 
     /// Whether the workers have nothing to do, and nothing waits for them.
     pub(crate) fn is_over(&self) -> bool {
-        self.under_way == 0 && self.ready.is_empty() && self.ended.is_empty()
+        self.under_way == 0 && self.turns.is_empty() && self.ended.is_empty()
     }
 
     /// What the workers have: how closely the next answer is waited for.
@@ -192,6 +230,13 @@ impl Calls {
         let are_idle = self.under_way == 0;
         self.workers.end(are_idle);
     }
+}
+
+/// A time of the reactor, as others have it.
+fn instant(us: u64) -> Instant {
+    let ago = Duration::from_micros(Clock.now_us().saturating_sub(us));
+    let now = Instant::now();
+    now.checked_sub(ago).unwrap_or(now)
 }
 
 /// Memory for messages, used again: short and long apart, so that a short one does not keep much.

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use capstan_rdma::PEER_CAUSED;
+use capstan_rdma::{PEER_CAUSED, Source};
 
 use crate::calls::Calls;
 use crate::peers::{ConnectionName, Peers};
 use crate::program::{ConnectionNumber, Program, Wire};
+use crate::turns::Place;
 use crate::workers::Task;
 
 /// What every connection needs of the reactor.
@@ -25,8 +26,13 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// Takes a connection, or says in the log why not.
-    pub(crate) fn begin(&mut self, wire: Wire, peer: SocketAddr) -> Option<ConnectionNumber> {
+    /// Takes a connection, or says in the log why not. Returns its number, and the place of its
+    /// address.
+    pub(crate) fn begin(
+        &mut self,
+        wire: Wire,
+        peer: SocketAddr,
+    ) -> Option<(ConnectionNumber, Place)> {
         if self.is_stopping {
             return None;
         }
@@ -40,7 +46,7 @@ impl Common {
             Ok((number, displaced)) => {
                 self.displaced.extend(displaced);
                 tracing::debug!(%peer, number = number.0, ?wire, "a connection begins");
-                Some(number)
+                Some((number, self.calls.turns.begin(Source::of(peer.ip()))))
             }
             Err(error) => {
                 tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {error}");
@@ -63,6 +69,7 @@ impl Common {
     pub(crate) fn end(&mut self, name: ConnectionName, peer: SocketAddr, under_way: usize) {
         let (_, number) = name;
         self.peers.end(name, peer);
+        self.calls.turns.end(Source::of(peer.ip()));
         self.calls.connection_ended(number, under_way);
     }
 

@@ -3,11 +3,12 @@
 //! no program.
 //!
 //! One thread owns the connections ([`Server::run`]). A [`Program`] may block, and is called on
-//! threads of a pool: calls of all connections take turns, and those of one are carried out at the
-//! same time and answered in any order.
+//! threads of a pool: addresses take turns, and at its turn the connections of an address do; the
+//! calls of one connection are carried out at the same time and answered in any order.
 //!
 //! # Where things are
-//! * `server`, `reactor`, `workers`, `calls`: the threads, and which call is carried out next.
+//! * `server`, `reactor`, `workers`, `calls`, `turns`: the threads, and which call is carried out
+//!   next.
 //! * `peers`, `common`: which connections there may be.
 //! * `tcp`: records over TCP. `rdma`: RPC-over-RDMA, with the steps that a call goes through.
 //! * [`limits`]: the bounds of what a client can make grow.
@@ -26,6 +27,7 @@ mod reactor;
 mod server;
 mod settings;
 mod tcp;
+mod turns;
 mod workers;
 
 pub use capstan_rdma::{PEER_CAUSED, ProviderPreference};

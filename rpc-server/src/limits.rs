@@ -13,6 +13,16 @@ pub const WORKERS_MAX: usize = 256;
 /// Calls that wait for a thread, for each thread: one, so that it has the next at once. All others
 /// wait with their connections, each of which has its turn.
 pub const AHEAD_PER_WORKER: usize = 1;
+/// How long a thread is in one call before another one takes its place, in microseconds: many times
+/// as long as a disk takes. Counted from when it is first looked at ([`LOOK_WORKERS_US`]).
+pub const STUCK_US: u64 = 500_000;
+/// How often the threads are looked at while calls are under way, in microseconds.
+pub const LOOK_WORKERS_US: u64 = 250_000;
+/// Threads that there are at most in place of others that are stuck. Each has a call and the buffer
+/// of a reply: 64 of [`CALL_MAX_BYTES`] and [`REPLY_MAX_BYTES`] are some 130 MiB, if all are as long
+/// as they may be.
+pub const SPARE_THREADS_MAX: usize = 64;
+const _: () = assert!(SPARE_THREADS_MAX * (CALL_MAX_BYTES as usize + REPLY_MAX_BYTES) <= 160 << 20);
 /// Bytes of answers from which on a turn of the thread that owns the connections carries out no
 /// more calls itself, but leaves them to the workers, which are other cores: copying them takes
 /// some 100 µs.

@@ -1,6 +1,7 @@
 //! What carries out calls.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use capstan_memory::Span;
 use capstan_rpcrdma::xdr::{DataItem, Reader, Writer};
@@ -119,6 +120,14 @@ pub trait Program: Send + Sync + 'static {
     /// Answers a call of an address that is not admitted with why, from nothing but its header; the
     /// thread that owns all connections calls it. The connection ends for [`Outcome::End`].
     fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome;
+
+    /// When the oldest call came that waits to be carried out; `None`: none does. What a client says
+    /// in time may be heard late, and is not to count against it. Always told before
+    /// [`call`](Self::call) has a call, and now and then later: it may be earlier than it is, never
+    /// later. It must not block.
+    fn waits_since(&self, since: Option<Instant>) {
+        let _ = since;
+    }
 
     /// A connection has ended, and no call of it is under way. It may block.
     fn ended(&self, connection: ConnectionNumber);

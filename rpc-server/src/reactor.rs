@@ -68,6 +68,19 @@ impl Reactor {
         }
     }
 
+    /// Looks at the threads, while they have something.
+    fn look_at_workers(&mut self) {
+        let now_us = self.common.now_us;
+        let look_at_us = self.common.calls.next_look_us();
+        if look_at_us.is_none_or(|at_us| at_us > now_us) {
+            return;
+        }
+        let rdma = self.rdma.as_ref().and_then(Rdma::oldest_us);
+        let oldest_us = [self.tcp.oldest_us(), rdma].into_iter().flatten().min();
+        let program = &*self.common.program;
+        self.common.calls.look(oldest_us, now_us, program);
+    }
+
     /// Lets connections have their calls carried out, in turn, as long as a worker takes one.
     fn start_calls(&mut self) {
         while let Some((wire, number)) = self.common.calls.next_ready() {
@@ -166,6 +179,7 @@ impl Turn for Reactor {
         }
         self.end_displaced();
         self.tcp.look(&mut self.common);
+        self.look_at_workers();
         self.start_calls();
         self.tcp.flush(&mut self.common);
         if let Some(rdma) = &mut self.rdma {
@@ -209,7 +223,8 @@ impl Turn for Reactor {
             Phase::Draining(us) | Phase::Closing(us) | Phase::Telling(us) => Some(us),
         };
         let rdma = self.rdma.as_ref().and_then(Rdma::next_deadline_us);
-        let all = [stops_at_us, rdma, self.tcp.next_deadline_us()];
+        let workers = self.common.calls.next_look_us();
+        let all = [stops_at_us, rdma, self.tcp.next_deadline_us(), workers];
         all.into_iter().flatten().min()
     }
 

@@ -9,7 +9,9 @@ use capstan_reactor::{RunError, Sender, SpinBudget, mailbox};
 
 use crate::calls::Calls;
 use crate::common::Common;
-use crate::limits::{DATA_MIN_BYTES, LISTENERS_MAX, RDMA_CONNECTIONS_MAX, WORKERS_MAX};
+use crate::limits::{
+    DATA_MIN_BYTES, LISTENERS_MAX, RDMA_CONNECTIONS_MAX, SPARE_THREADS_MAX, WORKERS_MAX,
+};
 use crate::peers::Peers;
 use crate::program::Program;
 use crate::rdma::Rdma;
@@ -86,8 +88,8 @@ impl Server {
     pub fn bind(settings: &Settings, program: Arc<dyn Program>) -> Result<Self, BindError> {
         check(settings)?;
         // What workers send is bounded by what they have: two calls each, as a rule.
-        let (sender, mailbox) =
-            mailbox(2 * WORKERS_MAX).map_err(|error| resources("a descriptor")(error.into()))?;
+        let (sender, mailbox) = mailbox(2 * WORKERS_MAX + SPARE_THREADS_MAX)
+            .map_err(|error| resources("a descriptor")(error.into()))?;
         let mut tcp = Tcp::new().map_err(resources("a descriptor"))?;
         let mut rdma = needs_rdma(settings)
             .then(|| new_rdma(settings))

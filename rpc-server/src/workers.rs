@@ -1,4 +1,7 @@
 //! The threads that carry out calls.
+//!
+//! A thread that is in one call for long, as of a file system that stands still, is *stuck*: another
+//! one takes its place until it comes back, up to [`SPARE_THREADS_MAX`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,7 +16,7 @@ use capstan_memory::Span;
 use capstan_reactor::Sender;
 use capstan_rpcrdma::xdr::{REDUCED_ITEMS_MAX, Reader, ReducedItem, Writer};
 
-use crate::limits::REPLY_MAX_BYTES;
+use crate::limits::{REPLY_MAX_BYTES, SPARE_THREADS_MAX, STUCK_US};
 use crate::program::{Arguments, Call, ConnectionNumber, Outcome, Program, Results, Wire};
 
 /// Reduced items by value.
@@ -49,6 +52,8 @@ pub(crate) struct Task {
     pub(crate) peer: SocketAddr,
     /// What its connection calls it.
     pub(crate) slot: u16,
+    /// When it came, in microseconds.
+    pub(crate) arrived_us: u64,
     /// What has the message.
     pub(crate) bytes: Vec<u8>,
     /// Where in it.
@@ -95,6 +100,7 @@ impl Task {
             wire,
             peer,
             slot: 0,
+            arrived_us: 0,
             bytes: Vec::new(),
             message: 0..0,
             items: Items::default(),
@@ -177,6 +183,16 @@ pub(crate) enum Work {
     Ended(ConnectionNumber),
 }
 
+impl Work {
+    /// When the client sent it that waits for it, if one does.
+    fn arrived_us(&self) -> Option<u64> {
+        match self {
+            Self::Call(task) => Some(task.arrived_us),
+            Self::Ended(_) => None,
+        }
+    }
+}
+
 /// What comes to the reactor from other threads.
 #[derive(Debug)]
 pub(crate) enum Message {
@@ -191,6 +207,8 @@ pub(crate) enum Message {
 struct Shared {
     queue: Mutex<Queue>,
     filled: Condvar,
+    program: Arc<dyn Program>,
+    sender: Sender<Message>,
 }
 
 struct Queue {
@@ -199,6 +217,90 @@ struct Queue {
     /// Threads that wait for some: none need be woken else.
     idle: usize,
     closed: bool,
+    /// The threads, by their numbers.
+    seats: Vec<Seat>,
+}
+
+/// What is known of a thread.
+#[derive(Clone, Copy, Default, Debug)]
+struct Seat {
+    /// There is a thread of the number.
+    is_taken: bool,
+    /// How much it has begun.
+    begun: u64,
+    /// It is at something now, of which a client waits for the answer since then.
+    at: Option<Option<u64>>,
+    /// How much it had begun when it was looked at, and when it was found so first.
+    seen: (u64, u64),
+    is_stuck: bool,
+}
+
+impl Queue {
+    /// Threads that there are, and of these those that are stuck.
+    fn threads(&self) -> (usize, usize) {
+        let taken = self.seats.iter().filter(|seat| seat.is_taken);
+        let stuck = taken.clone().filter(|seat| seat.is_stuck);
+        (taken.count(), stuck.count())
+    }
+
+    /// Takes a number for one more thread.
+    fn take_seat(&mut self) -> usize {
+        let free = self.seats.iter().position(|seat| !seat.is_taken);
+        let number = free.unwrap_or_else(|| {
+            self.seats.push(Seat::default());
+            self.seats.len().saturating_sub(1)
+        });
+        if let Some(seat) = self.seats.get_mut(number) {
+            seat.is_taken = true;
+        }
+        number
+    }
+
+    /// A thread has nothing to do any more, and was stuck or not.
+    fn comes_back(&mut self, number: usize) -> bool {
+        let Some(seat) = self.seats.get_mut(number) else {
+            return false;
+        };
+        seat.at = None;
+        std::mem::replace(&mut seat.is_stuck, false)
+    }
+
+    fn leave_seat(&mut self, number: usize) {
+        if let Some(seat) = self.seats.get_mut(number) {
+            *seat = Seat::default();
+        }
+    }
+
+    /// What a thread does next.
+    fn next_of(&mut self, number: usize) -> Option<Work> {
+        let work = self.work.pop_front()?;
+        if let Some(seat) = self.seats.get_mut(number) {
+            seat.begun = seat.begun.saturating_add(1);
+            seat.at = Some(work.arrived_us());
+        }
+        Some(work)
+    }
+
+    /// Finds the threads that are stuck.
+    fn look(&mut self, now_us: u64) {
+        for seat in self.seats.iter_mut().filter(|seat| seat.at.is_some()) {
+            if seat.seen.0 != seat.begun {
+                seat.seen = (seat.begun, now_us);
+            } else if now_us.saturating_sub(seat.seen.1) >= STUCK_US {
+                seat.is_stuck = true;
+            }
+        }
+    }
+
+    /// When the oldest call came that the program may not have heard of. What a thread is stuck in
+    /// it has heard of long ago.
+    fn oldest_us(&self) -> Option<u64> {
+        let begun = self.seats.iter().filter(|seat| !seat.is_stuck);
+        let begun = begun.filter_map(|seat| seat.at.flatten());
+        begun
+            .chain(self.work.iter().filter_map(Work::arrived_us))
+            .min()
+    }
 }
 
 impl Shared {
@@ -208,10 +310,24 @@ impl Shared {
     }
 }
 
+/// What [`Workers::look`] has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Looked {
+    /// When the oldest call came that the program may not have heard of.
+    pub(crate) oldest_us: Option<u64>,
+    /// Threads that are stuck.
+    pub(crate) stuck: usize,
+}
+
 /// The threads.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
+    name: String,
+    /// Threads that are not stuck.
+    count: usize,
     threads: Vec<JoinHandle<()>>,
+    /// There is no thread more: said once.
+    is_short: bool,
 }
 
 impl fmt::Debug for Workers {
@@ -238,22 +354,39 @@ impl Workers {
                 work: VecDeque::new(),
                 idle: 0,
                 closed: false,
+                seats: Vec::new(),
             }),
             filled: Condvar::new(),
+            program: Arc::clone(program),
+            sender: sender.clone(),
         });
         let mut workers = Self {
             shared,
+            name: name.to_owned(),
+            count,
             threads: Vec::with_capacity(count),
+            is_short: false,
         };
-        for number in 0..count {
-            let shared = Arc::clone(&workers.shared);
-            let (program, sender) = (Arc::clone(program), sender.clone());
-            let thread = thread::Builder::new()
-                .name(format!("{name}{number}"))
-                .spawn(move || work(&shared, &*program, &sender))?;
-            workers.threads.push(thread);
+        for _ in 0..count {
+            workers.start_one()?;
         }
         Ok(workers)
+    }
+
+    fn start_one(&mut self) -> io::Result<()> {
+        let number = self.shared.queue().take_seat();
+        let (shared, count) = (Arc::clone(&self.shared), self.count);
+        let started = thread::Builder::new()
+            .name(format!("{}{number}", self.name))
+            .spawn(move || work(&shared, number, count));
+        match started {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) => {
+                self.shared.queue().leave_seat(number);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn give(&self, work: Work) {
@@ -264,6 +397,34 @@ impl Workers {
         if is_awaited {
             self.shared.filled.notify_one();
         }
+    }
+
+    /// Finds threads that are stuck, and starts others for them.
+    pub(crate) fn look(&mut self, now_us: u64) -> Looked {
+        let mut queue = self.shared.queue();
+        queue.look(now_us);
+        let (threads, stuck) = queue.threads();
+        let looked = Looked {
+            oldest_us: queue.oldest_us(),
+            stuck,
+        };
+        drop(queue);
+        self.threads.retain(|thread| !thread.is_finished());
+        let wanted = self.count.saturating_add(stuck.min(SPARE_THREADS_MAX));
+        for _ in threads..wanted {
+            let started = self.start_one();
+            let was_short = std::mem::replace(&mut self.is_short, started.is_err());
+            if let Err(error) = started {
+                if !was_short {
+                    tracing::warn!(
+                        "calls wait for others that take long: no thread for them: {error}; raise \
+                         the limits of this process"
+                    );
+                }
+                break;
+            }
+        }
+        looked
     }
 
     /// Lets the threads end, and waits for them where they have nothing to do any more.
@@ -285,11 +446,21 @@ impl Drop for Workers {
     }
 }
 
-fn work(shared: &Shared, program: &dyn Program, sender: &Sender<Message>) {
+/// The thread of a number, of which `count` are to be free.
+fn work(shared: &Shared, number: usize, count: usize) {
+    let program = &*shared.program;
     loop {
         let mut queue = shared.queue();
+        let was_stuck = queue.comes_back(number);
+        if was_stuck {
+            let (threads, stuck) = queue.threads();
+            if threads.saturating_sub(stuck) > count {
+                queue.leave_seat(number);
+                return;
+            }
+        }
         let work = loop {
-            if let Some(work) = queue.work.pop_front() {
+            if let Some(work) = queue.next_of(number) {
                 break work;
             }
             if queue.closed {
@@ -314,6 +485,6 @@ fn work(shared: &Shared, program: &dyn Program, sender: &Sender<Message>) {
             }
         };
         // A reactor that has ended needs no answer.
-        let _ = sender.send_even_if_full(message);
+        let _ = shared.sender.send_even_if_full(message);
     }
 }

@@ -5,6 +5,7 @@
 //! others.
 
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -208,6 +209,7 @@ impl Service {
         work: impl FnOnce(&mut State, u64) -> T,
     ) -> (T, Left) {
         let now_us = self.now_us();
+        driven.state.heard_until(self.heard_us.load(Relaxed));
         if driven.state.next_timer_us().is_some_and(|us| us <= now_us) {
             driven.state.handle_timers(now_us);
         }
@@ -220,6 +222,7 @@ impl Service {
         now_us: u64,
         work: impl FnOnce(&mut State, u64) -> T,
     ) -> (T, Left) {
+        driven.state.heard_until(self.heard_us.load(Relaxed));
         let result = work(&mut driven.state, now_us);
         let mut left = Left::default();
         while let Some(action) = driven.state.poll_action() {

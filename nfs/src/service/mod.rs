@@ -23,6 +23,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
@@ -71,6 +72,9 @@ pub struct Service {
     duplicates: Duplicates,
     guards: Guards,
     started: Instant,
+    /// When the oldest call came that waits to be carried out, in microseconds since the service
+    /// began; `u64::MAX`: none does.
+    heard_us: AtomicU64,
     owner: Box<[u8]>,
 }
 
@@ -90,6 +94,7 @@ impl Service {
             duplicates: Duplicates::default(),
             guards: Guards::default(),
             started: Instant::now(),
+            heard_us: AtomicU64::new(u64::MAX),
             owner: settings.owner,
         }))
     }
@@ -129,7 +134,12 @@ impl Service {
 
     /// Microseconds since the service began.
     fn now_us(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+        self.us_of(Instant::now())
+    }
+
+    fn us_of(&self, instant: Instant) -> u64 {
+        let since = instant.saturating_duration_since(self.started);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
     }
 }
 
@@ -156,6 +166,11 @@ impl Program for Service {
 
     fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
         rpc::refuse(call, reply)
+    }
+
+    fn waits_since(&self, since: Option<Instant>) {
+        let us = since.map_or(u64::MAX, |since| self.us_of(since));
+        self.heard_us.store(us, Relaxed);
     }
 
     fn ended(&self, connection: ConnectionNumber) {

@@ -63,7 +63,9 @@ impl State {
     }
 
     pub(crate) fn end_grace_in_time(&mut self, now_us: u64) {
-        if self.grace.ends_us.is_some_and(|ends_us| now_us >= ends_us) {
+        // A reclaim may have come in time, and wait to be carried out.
+        let judged_us = self.judged_us(now_us);
+        if (self.grace.ends_us).is_some_and(|ends_us| judged_us >= ends_us) {
             self.end_grace();
         }
     }

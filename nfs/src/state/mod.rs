@@ -14,7 +14,8 @@
 //!    has to be true after a restart (RFC 8881, section 8.4.3). It says so ([`State::recorded`]).
 //!
 //! # The walk of a request
-//! 1. [`State::sequence`] says that the request is new, with the client it is of, or gives the
+//! 1. [`State::heard_until`] says whether others wait, and for how long.
+//!    [`State::sequence`] says that the request is new, with the client it is of, or gives the
 //!    reply that it had. Each new one is ended by [`State::complete`], even when its connection is
 //!    gone: until then its session and its client cannot be taken away.
 //! 2. OPEN: the driver opens the file, with [`State::may_open`] before anything is changed, and
@@ -154,6 +155,8 @@ pub struct State {
     lock_states: Stock,
     recording: Recording,
     actions: VecDeque<Action>,
+    /// What came before then has been heard.
+    heard_us: u64,
 }
 
 impl State {
@@ -181,6 +184,7 @@ impl State {
             lock_states: Stock::new(limits.lock_states),
             recording: Recording::default(),
             actions: VecDeque::new(),
+            heard_us: u64::MAX,
             config,
         };
         state.recording.push(Record::Boot { instance });
@@ -192,6 +196,19 @@ impl State {
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The driver says until when all requests that had come were carried out as far as SEQUENCE;
+    /// [`u64::MAX`] when none waits. Until then leases and the grace period are judged, so that the
+    /// time for which requests lie at the server counts against no client (RFC 8881, section 8.3):
+    /// a renewal may be among them.
+    pub const fn heard_until(&mut self, us: u64) {
+        self.heard_us = us;
+    }
+
+    /// The time by which clients are judged.
+    fn judged_us(&self, now_us: u64) -> u64 {
+        now_us.min(self.heard_us)
     }
 
     /// The next thing that the driver has to do.
@@ -221,11 +238,12 @@ impl State {
     /// What happens because time passes. To be called at [`State::next_timer_us`], or every second.
     pub fn handle_timers(&mut self, now_us: u64) {
         self.end_grace_in_time(now_us);
+        let judged_us = self.judged_us(now_us);
         self.clients
-            .forget_old_unconfirmed(now_us, self.config.lease_us());
+            .forget_old_unconfirmed(judged_us, self.config.lease_us());
         for client in self
             .clients
-            .lapsed_before(now_us.saturating_sub(self.config.courtesy_us()))
+            .lapsed_before(judged_us.saturating_sub(self.config.courtesy_us()))
         {
             if self.is_busy(client) {
                 // It is there: a request of it takes long.
@@ -316,9 +334,10 @@ impl State {
     /// # Errors
     /// NFS4ERR_DELAY: there is none.
     fn expire_longest_lapsed(&mut self, now_us: u64) -> Result<(), Status> {
-        let lapsed = self
-            .clients
-            .lapsed_before(now_us.saturating_sub(self.config.lease_us()));
+        let lapsed = self.clients.lapsed_before(
+            self.judged_us(now_us)
+                .saturating_sub(self.config.lease_us()),
+        );
         let idle = lapsed.into_iter().find(|client| !self.is_busy(*client));
         self.expire(idle.ok_or(Status::DELAY)?, now_us);
         Ok(())
@@ -331,7 +350,8 @@ impl State {
             .clients
             .by_id(client)
             .map_or(u64::MAX, |client| client.renewed_us);
-        now_us.saturating_sub(renewed_us) > self.config.lease_us() && !self.is_busy(client)
+        let lapsed_us = self.judged_us(now_us).saturating_sub(renewed_us);
+        lapsed_us > self.config.lease_us() && !self.is_busy(client)
     }
 
     /// Whether requests of the client are under way.

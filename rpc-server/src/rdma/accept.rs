@@ -15,6 +15,7 @@ use super::device::Device;
 use crate::common::{Common, End};
 use crate::limits::{READS_MAX, SEND_WRS};
 use crate::program::{ConnectionNumber, Wire};
+use crate::turns::Place;
 
 /// A connection that cannot be accepted.
 #[derive(Debug, thiserror::Error)]
@@ -43,10 +44,10 @@ impl Rdma {
             .get(manager)
             .and_then(|of| of.cm.addresses(id));
         let begun = addresses.and_then(|(_, peer)| Some((peer, common.begin(Wire::Rdma, peer)?)));
-        let Some((peer, number)) = begun else {
+        let Some((peer, (number, place))) = begun else {
             return self.reject(manager, id);
         };
-        match self.accept((manager, id), (number, peer), param, common) {
+        match self.accept((manager, id), (number, place, peer), param, common) {
             Ok(connection) => {
                 if let Some(manager) = self.managers.get_mut(manager) {
                     manager.connections.insert(id, number);
@@ -99,7 +100,7 @@ impl Rdma {
     fn accept(
         &mut self,
         (manager, id): (usize, CmId),
-        (number, peer): (ConnectionNumber, SocketAddr),
+        (number, place, peer): (ConnectionNumber, Place, SocketAddr),
         param: &ConnectParam,
         common: &mut Common,
     ) -> Result<Connection, AcceptError> {
@@ -137,6 +138,7 @@ impl Rdma {
             qp: qp.into(),
             number,
             peer,
+            place,
             manager,
             id,
             device: at,

@@ -21,6 +21,7 @@ use crate::common::{Common, End};
 use crate::limits::{MESSAGE_BYTES, PULL_STALLS, RDMA_CALLS_MAX, SPARE_CALLS_MAX};
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Outcome, Wire};
+use crate::turns::Place;
 use crate::workers::Task;
 
 /// What a connection needs of the others.
@@ -51,6 +52,7 @@ pub(super) struct Parts {
     pub(super) qp: Pair,
     pub(super) number: ConnectionNumber,
     pub(super) peer: SocketAddr,
+    pub(super) place: Place,
     pub(super) manager: usize,
     pub(super) id: CmId,
     pub(super) device: usize,
@@ -76,8 +78,8 @@ pub(super) struct Connection {
     /// Calls with pulls to be posted, oldest first.
     pulling: VecDeque<u16>,
     reads: u32,
-    /// Calls that wait for a worker.
-    ready: VecDeque<u16>,
+    /// Calls that wait for a worker, with the times at which all of them had come.
+    ready: VecDeque<(u16, u64)>,
     /// Calls whose replies are to be posted.
     replying: VecDeque<u16>,
     /// Sends without a completion.
@@ -245,7 +247,7 @@ impl Connection {
     /// A call may be carried out, if all of it is there.
     fn is_whole(&mut self, slot: u16, world: &mut World<'_>) {
         if self.calls.get_mut(slot).is_some_and(Call::is_whole) {
-            self.ready.push_back(slot);
+            self.ready.push_back((slot, world.common.now_us));
             self.tell_ready(world.common);
         }
     }
@@ -253,14 +255,19 @@ impl Connection {
     fn tell_ready(&mut self, common: &mut Common) {
         if !self.is_ready && !self.ready.is_empty() {
             self.is_ready = true;
-            common.calls.is_ready(self.name());
+            common.calls.turns.push(self.parts.place, self.name());
         }
+    }
+
+    /// When the call came that waits for its turn for longest.
+    pub(super) fn oldest_us(&self) -> Option<u64> {
+        self.ready.front().map(|(_, came_us)| *came_us)
     }
 
     /// It is its turn: has its next call carried out.
     pub(super) fn start_next(&mut self, world: &mut World<'_>) {
         self.is_ready = false;
-        if let Some(slot) = self.ready.pop_front()
+        if let Some((slot, came_us)) = self.ready.pop_front()
             && let Some(call) = self.calls.get_mut(slot)
         {
             let mut task = world
@@ -268,6 +275,7 @@ impl Connection {
                 .calls
                 .task((Wire::Rdma, self.parts.number), self.parts.peer);
             task.slot = slot;
+            task.arrived_us = came_us;
             call.fill(&mut task, &mut world.common.calls.spare);
             world.common.start(task);
             self.under_way = self.under_way.saturating_add(1);

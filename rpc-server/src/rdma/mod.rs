@@ -320,6 +320,12 @@ impl Rdma {
         self.short = passed_over;
     }
 
+    /// When the call came that waits for the turn of its connection for longest.
+    pub(crate) fn oldest_us(&self) -> Option<u64> {
+        let all = self.connections.values();
+        all.filter_map(Connection::oldest_us).min()
+    }
+
     /// It is the turn of a connection: its next call is carried out.
     pub(crate) fn start_next(&mut self, number: ConnectionNumber, common: &mut Common) {
         self.with(number, common, |connection, world| {

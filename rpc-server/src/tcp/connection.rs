@@ -16,6 +16,7 @@ use crate::limits::{
 };
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Outcome, Wire};
+use crate::turns::Place;
 use crate::workers::Task;
 
 /// A connection, from its acceptance on.
@@ -24,6 +25,7 @@ pub(super) struct Connection {
     stream: TcpStream,
     number: ConnectionNumber,
     peer: SocketAddr,
+    place: Place,
     incoming: Incoming,
     outgoing: Outgoing,
     /// Calls that the workers have.
@@ -59,7 +61,7 @@ impl Connection {
     /// The socket has ended already.
     pub(super) fn new(
         stream: TcpStream,
-        number: ConnectionNumber,
+        (number, place): (ConnectionNumber, Place),
         peer: SocketAddr,
     ) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
@@ -71,6 +73,7 @@ impl Connection {
             stream,
             number,
             peer,
+            place,
             incoming: Incoming::default(),
             outgoing: Outgoing::default(),
             under_way: 0,
@@ -183,8 +186,13 @@ impl Connection {
     fn tell_ready(&mut self, calls: &mut Calls) {
         if !self.is_ready && self.incoming.waiting() > 0 && self.takes_replies() {
             self.is_ready = true;
-            calls.is_ready(self.name());
+            calls.turns.push(self.place, self.name());
         }
+    }
+
+    /// When the call came that waits for its turn for longest.
+    pub(super) fn oldest_us(&self) -> Option<u64> {
+        self.incoming.oldest_us().filter(|_| self.is_ready)
     }
 
     /// It is its turn: has its next call carried out.
@@ -193,10 +201,11 @@ impl Connection {
         if !self.takes_replies() {
             return;
         }
-        if let Some(record) = self.incoming.pop() {
+        if let Some((record, came_us)) = self.incoming.pop() {
             let mut task = common.calls.task(self.name(), self.peer);
             task.message = 0..record.len();
             task.bytes = record;
+            task.arrived_us = came_us;
             match self.is_admitted {
                 true => common.start(task),
                 false => common.refuse(task),

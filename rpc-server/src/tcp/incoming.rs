@@ -15,8 +15,8 @@ pub(super) struct Incoming {
     record: Vec<u8>,
     /// Since when, or since when more of it is read again.
     begun_us: Option<u64>,
-    /// Whole records, and the memory they have.
-    waiting: VecDeque<Vec<u8>>,
+    /// Whole records with the times at which they came, and the memory they have.
+    waiting: VecDeque<(Vec<u8>, u64)>,
     waiting_bytes: usize,
     /// What came behind the last record that could be taken.
     left: Vec<u8>,
@@ -42,7 +42,7 @@ impl Incoming {
                 Some(Event::End) => {
                     let record = std::mem::take(&mut self.record);
                     self.waiting_bytes = self.waiting_bytes.saturating_add(record.capacity());
-                    self.waiting.push_back(record);
+                    self.waiting.push_back((record, now_us));
                     self.begun_us = None;
                     calls_left = calls_left.saturating_sub(1);
                 }
@@ -81,11 +81,16 @@ impl Incoming {
         self.record.extend_from_slice(data);
     }
 
-    /// The oldest whole record.
-    pub(super) fn pop(&mut self) -> Option<Vec<u8>> {
-        let record = self.waiting.pop_front()?;
+    /// The oldest whole record, and when it came.
+    pub(super) fn pop(&mut self) -> Option<(Vec<u8>, u64)> {
+        let (record, came_us) = self.waiting.pop_front()?;
         self.waiting_bytes = self.waiting_bytes.saturating_sub(record.capacity());
-        Some(record)
+        Some((record, came_us))
+    }
+
+    /// When the oldest whole record came.
+    pub(super) fn oldest_us(&self) -> Option<u64> {
+        self.waiting.front().map(|(_, came_us)| *came_us)
     }
 
     /// Whole records that wait.
@@ -123,7 +128,7 @@ mod tests {
     use super::*;
 
     fn records(incoming: &mut Incoming) -> Vec<Vec<u8>> {
-        std::iter::from_fn(|| incoming.pop()).collect()
+        std::iter::from_fn(|| Some(incoming.pop()?.0)).collect()
     }
 
     fn stream(records: &[&[u8]]) -> Vec<u8> {

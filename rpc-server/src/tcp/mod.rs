@@ -117,10 +117,10 @@ impl Tcp {
         bytes: &[u8],
         common: &mut Common,
     ) {
-        let Some(number) = common.begin(Wire::Tcp, peer) else {
+        let Some((number, place)) = common.begin(Wire::Tcp, peer) else {
             return;
         };
-        let added = Connection::new(stream, number, peer).and_then(|connection| {
+        let added = Connection::new(stream, (number, place), peer).and_then(|connection| {
             let event = EpollEvent::new(connection.interest, number.0);
             self.epoll.add(connection.stream(), event)?;
             Ok(connection)
@@ -234,6 +234,12 @@ impl Tcp {
         if let Some((_, oldest)) = all.min() {
             self.end(oldest, &End::Fault(why.to_owned()), common);
         }
+    }
+
+    /// When the call came that waits for the turn of its connection for longest.
+    pub(crate) fn oldest_us(&self) -> Option<u64> {
+        let all = self.connections.values();
+        all.filter_map(Connection::oldest_us).min()
     }
 
     /// It is the turn of a connection: its next call is carried out.

@@ -4,3 +4,4 @@ mod harness;
 mod program;
 mod rdma;
 mod tcp;
+mod turns;

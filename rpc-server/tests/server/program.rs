@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, ThreadId};
+use std::time::Instant;
 
 use capstan_rpc_server::limits::REPLY_MAX_BYTES;
 use capstan_rpc_server::{Call, ConnectionNumber, Data, Outcome, Program};
@@ -40,6 +41,8 @@ pub(crate) struct Tester {
     pub(crate) gives_at_once: AtomicBool,
     /// Threads that have carried out calls.
     threads: Mutex<HashSet<ThreadId>>,
+    /// What was said of the oldest call that waits.
+    pub(crate) waits_since: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +78,10 @@ impl Tester {
     /// How many threads have carried out calls.
     pub(crate) fn threads(&self) -> usize {
         self.threads.lock().unwrap().len()
+    }
+
+    pub(crate) fn forget_threads(&self) {
+        self.threads.lock().unwrap().clear();
     }
 
     pub(crate) fn ended(&self) -> usize {
@@ -171,6 +178,10 @@ impl Program for Tester {
         reply.u32(1).unwrap();
         reply.u32(REFUSED).unwrap();
         Outcome::Reply
+    }
+
+    fn waits_since(&self, since: Option<Instant>) {
+        *self.waits_since.lock().unwrap() = since;
     }
 
     fn ended(&self, connection: ConnectionNumber) {

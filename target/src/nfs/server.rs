@@ -12,6 +12,7 @@ use capstan_exports::Exports;
 use capstan_nfs::rpcbind::{PERIOD, RPCBIND, Registrar};
 use capstan_nfs::service::{Service, Settings as ServiceSettings};
 use capstan_nfs::state::Config as StateConfig;
+use capstan_rpc_server::limits::SPARE_THREADS_MAX;
 use capstan_rpc_server::{Handle, Listen, Program, RunError, Server, Settings, Transport};
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -148,11 +149,11 @@ fn workers(nfs: &Nfs) -> usize {
     nfs.threads(cores)
 }
 
-/// The threads of NFS: that of the connections, that which tells rpcbind, and those of the pool.
+/// The threads of NFS: that of the connections, that which tells rpcbind, and those of the pool,
+/// with all that take the places of others while a file system does not answer.
 pub(crate) fn threads(nfs: &Nfs) -> u64 {
-    u64::try_from(workers(nfs))
-        .unwrap_or(u64::MAX)
-        .saturating_add(2)
+    let pool = workers(nfs).saturating_add(SPARE_THREADS_MAX);
+    u64::try_from(pool).unwrap_or(u64::MAX).saturating_add(2)
 }
 
 /// Bytes of memory for data that NFS moves by RDMA.

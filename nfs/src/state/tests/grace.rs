@@ -116,6 +116,17 @@ fn grace_lasts_while_a_client_reclaims_but_not_for_ever() {
 }
 
 #[test]
+fn a_reclaim_that_waits_to_be_carried_out_is_in_time() {
+    let (mut server, ..) = restarted();
+    let (first, second) = (server.join(1, 1), server.join(2, 1));
+    server.wait_us(GRACE_US - 1);
+    server.state.heard_until(server.now_us);
+    server.wait_us(LEASE_US);
+    assert_eq!(open_new(&mut server, &second), Err(Status::GRACE));
+    reclaim(&mut server, &first).unwrap();
+}
+
+#[test]
 fn who_lost_its_lease_and_its_locks_may_not_reclaim() {
     // RFC 8881, section 8.4.3: the first edge condition. The first is cut off, the second takes
     // what it had and gives it back, the server restarts, and the first comes again.

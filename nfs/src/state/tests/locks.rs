@@ -227,6 +227,34 @@ fn locks_go_with_their_open() {
 }
 
 #[test]
+fn renewals_that_wait_to_be_carried_out_keep_locks() {
+    // RFC 8881, section 8.3: what a client has sent in time is not to count as late.
+    let mut server = Server::new();
+    let ((first, first_open), (second, second_open)) =
+        (opened(&mut server, 1), opened(&mut server, 2));
+    server
+        .try_lock(&first, &file(1), by(first_open), Write, range(0, 10))
+        .unwrap();
+    let try_it = |server: &mut Server| {
+        server.try_lock(&second, &file(1), by(second_open), Write, range(0, 10))
+    };
+    server.wait_us(LEASE_US / 2);
+    // Its renewal comes now, and nothing is carried out until the lease has expired long since.
+    server.state.heard_until(server.now_us);
+    server.wait_us(100 * LEASE_US);
+    server.renew(&second, 1).unwrap();
+    server.state.handle_timers(server.now_us);
+    assert_eq!(denied(try_it(&mut server)).client, first.client);
+    server.renew(&first, 1).unwrap();
+    server.state.heard_until(u64::MAX);
+    assert_eq!(denied(try_it(&mut server)).client, first.client);
+    // It is not there any more: nothing of it waits.
+    server.wait_us(LEASE_US + 1);
+    server.state.heard_until(server.now_us);
+    try_it(&mut server).unwrap();
+}
+
+#[test]
 fn locks_without_a_lease_give_way() {
     // pynfs COUR5; the record is there before the answer (RFC 8881, section 8.4.3).
     let mut server = Server::new();
