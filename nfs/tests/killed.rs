@@ -10,11 +10,8 @@ use capstan_nfs::state::stable::file::StableFile;
 use capstan_nfs::state::{
     Config, ConnId, DestroySessionPlace, FileKey, OpenRequest, Peer, Principal, Shares, State,
 };
-use capstan_nfs_proto::codec::{List, Opaque};
-use capstan_nfs_proto::v4::args::{
-    ChannelAttributes, CreateSession, CreateSessionFlags, ExchangeId, ExchangeIdFlags, StateProtect,
-};
-use capstan_nfs_proto::v4::types::{ClientId, ClientOwner, SessionId, Verifier};
+use capstan_nfs_client::call;
+use capstan_nfs_proto::v4::types::{ClientId, SessionId};
 
 /// Names the file of stable storage to the server.
 const PATH: &str = "CAPSTAN_TEST_STABLE_FILE";
@@ -47,35 +44,10 @@ impl Server {
     fn join(&mut self, number: u8) -> (ClientId, SessionId) {
         self.random += 1;
         let peer = Self::peer(number);
-        let exchange = ExchangeId {
-            clientowner: ClientOwner {
-                verifier: Verifier([1; 8]),
-                ownerid: Opaque(&[number]),
-            },
-            flags: ExchangeIdFlags::empty(),
-            state_protect: StateProtect::None,
-            client_impl_id: None,
-        };
+        let exchange = call::exchange_id(std::slice::from_ref(&number), [1; 8]);
         let exchanged = self.state.exchange_id(&exchange, 1, &peer, self.random, 0);
         let clientid = exchanged.expect("EXCHANGE_ID").client;
-        let channel = ChannelAttributes {
-            headerpadsize: 0,
-            maxrequestsize: 1 << 20,
-            maxresponsesize: 1 << 20,
-            maxresponsesize_cached: 2048,
-            maxoperations: 8,
-            maxrequests: 16,
-            rdma_ird: None,
-        };
-        let create = CreateSession {
-            clientid,
-            sequence: 1,
-            flags: CreateSessionFlags::empty(),
-            fore_chan_attrs: channel,
-            back_chan_attrs: channel,
-            cb_program: 0,
-            sec_parms: List::default(),
-        };
+        let create = call::create_session(clientid, 1, 16, 2048);
         let created = self
             .state
             .create_session(&create, &peer, self.random.into(), 0);

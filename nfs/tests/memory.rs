@@ -4,12 +4,8 @@ use std::net::IpAddr;
 
 use capstan_nfs::state::stable::Replay;
 use capstan_nfs::state::{Config, ConnId, Peer, Principal, RequestShape, Sequenced, State};
-use capstan_nfs_proto::codec::{List, Opaque};
-use capstan_nfs_proto::v4::args::{
-    ChannelAttributes, CreateSession, CreateSessionFlags, ExchangeId, ExchangeIdFlags, Sequence,
-    StateProtect,
-};
-use capstan_nfs_proto::v4::types::{ClientOwner, Verifier};
+use capstan_nfs_client::call;
+use capstan_nfs_proto::v4::args::Sequence;
 
 /// Bytes of this process that are in memory.
 fn resident_bytes() -> u64 {
@@ -35,37 +31,12 @@ fn idle_client(state: &mut State, number: u32) {
         principal: Principal { flavor: 1, id: 0 },
     };
     let owner = [&number.to_be_bytes()[..], &[b'x'; 1020]].concat();
-    let exchange = ExchangeId {
-        clientowner: ClientOwner {
-            verifier: Verifier([1; 8]),
-            ownerid: Opaque(&owner),
-        },
-        flags: ExchangeIdFlags::empty(),
-        state_protect: StateProtect::None,
-        client_impl_id: None,
-    };
+    let exchange = call::exchange_id(&owner, [1; 8]);
     let exchanged = state
         .exchange_id(&exchange, 1, &peer, number, 0)
         .expect("EXCHANGE_ID");
     let clientid = exchanged.client;
-    let fore = ChannelAttributes {
-        headerpadsize: 0,
-        maxrequestsize: 1 << 20,
-        maxresponsesize: 1 << 20,
-        maxresponsesize_cached: 4096,
-        maxoperations: 8,
-        maxrequests: 64,
-        rdma_ird: None,
-    };
-    let create = CreateSession {
-        clientid,
-        sequence: 1,
-        flags: CreateSessionFlags::empty(),
-        fore_chan_attrs: fore,
-        back_chan_attrs: fore,
-        cb_program: 0,
-        sec_parms: List::default(),
-    };
+    let create = call::create_session(clientid, 1, 64, 4096);
     let created = state
         .create_session(&create, &peer, number.into(), 0)
         .expect("CREATE_SESSION");

@@ -24,21 +24,15 @@ use capstan_exports::{ExportSettings, Exports, FileSystemId, Key};
 use capstan_memory::Span;
 use capstan_nfs::service::{Service, Settings};
 use capstan_nfs::state::Config;
-use capstan_nfs_proto::NFS_PROGRAM;
-use capstan_nfs_proto::codec::Opaque;
-use capstan_nfs_proto::v4::args::{
-    ChannelAttributes, CreateSession, CreateSessionFlags, ExchangeId, ExchangeIdFlags, Sequence,
-    StateProtect,
-};
-use capstan_nfs_proto::v4::client::{CompoundEncoder, Reply as CompoundReply};
+use capstan_nfs_client::call;
+use capstan_nfs_proto::v4::args::Sequence;
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
-use capstan_nfs_proto::v4::types::{ClientId, ClientOwner, Component, SessionId, Verifier};
-use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND};
+use capstan_nfs_proto::v4::types::{ClientId, Component, SessionId};
 use capstan_rpc_server::{Arguments, Call, ConnectionNumber, Results, Wire};
 use capstan_rpcrdma::rpc::Accepted;
-use capstan_rpcrdma::xdr::{Reader, ReducedItem, Writer};
+use capstan_rpcrdma::xdr::{Reader, ReducedItem};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use rpc::Answer;
@@ -234,11 +228,7 @@ pub(crate) struct Client {
 impl Answer {
     /// The results of a COMPOUND.
     pub(crate) fn results<T>(&self, look: impl FnOnce(Status, &[OpResult<'_>]) -> T) -> T {
-        let reader = Reader::with_reduced(&self.bytes, &self.reduced);
-        let mut reply = CompoundReply::decode(reader).unwrap();
-        let results: Vec<_> = reply.by_ref().map(Result::unwrap).collect();
-        reply.finish().unwrap();
-        look(reply.status, &results)
+        call::read_compound(Reader::with_reduced(&self.bytes, &self.reduced), look)
     }
 }
 
@@ -258,19 +248,6 @@ impl Client {
             xid: 1,
             at_once: Cell::new(false),
         }
-    }
-
-    /// Bytes of a call.
-    pub(crate) fn call_bytes(
-        &mut self,
-        numbers: (u32, u32, u32),
-        arguments: impl FnOnce(&mut Writer<'_>),
-    ) -> Vec<u8> {
-        let xid = self.xid;
-        self.xid += 1;
-        let (bytes, reduced) = rpc::call_bytes(xid, numbers, (self.uid, self.gid), arguments);
-        assert!(reduced.is_empty());
-        bytes
     }
 
     /// Sends a call and gives what the reply has behind its header.
@@ -303,13 +280,12 @@ impl Client {
 
     /// Bytes of a COMPOUND of just these operations.
     pub(crate) fn compound_bytes(&mut self, ops: &[Op<'_>]) -> Vec<u8> {
-        let minor_version = self.minor_version;
-        self.call_bytes((NFS_PROGRAM, NFS_V4, PROC_COMPOUND), |writer| {
-            let mut compound = CompoundEncoder::new(writer, Opaque(b"tag"), minor_version).unwrap();
-            for op in ops {
-                compound.push(op).unwrap();
-            }
-        })
+        let (xid, ids) = (self.xid, (self.uid, self.gid));
+        self.xid += 1;
+        let (bytes, reduced) =
+            rpc::bytes(|to| call::write_compound(to, xid, ids, self.minor_version, ops));
+        assert!(reduced.is_empty());
+        bytes
     }
 
     /// Sends just these operations.
@@ -376,15 +352,7 @@ impl Client {
     }
 
     pub(crate) fn exchange_id(&mut self, name: &str, verifier: [u8; 8]) -> (ClientId, u32) {
-        let exchange = Op::ExchangeId(ExchangeId {
-            clientowner: ClientOwner {
-                verifier: Verifier(verifier),
-                ownerid: Opaque(name.as_bytes()),
-            },
-            flags: ExchangeIdFlags::empty(),
-            state_protect: StateProtect::None,
-            client_impl_id: None,
-        });
+        let exchange = Op::ExchangeId(call::exchange_id(name.as_bytes(), verifier));
         self.raw(&[exchange], |status, results| match results {
             [OpResult::ExchangeId(ok)] => (ok.clientid, ok.sequenceid),
             other => panic!("{status}: {other:?}"),
@@ -393,24 +361,7 @@ impl Client {
 
     /// A session of which replies of so many bytes are kept.
     pub(crate) fn create_session(&mut self, client: ClientId, sequence: u32, kept_bytes: u32) {
-        let channel = ChannelAttributes {
-            headerpadsize: 0,
-            maxrequestsize: 2 << 20,
-            maxresponsesize: 2 << 20,
-            maxresponsesize_cached: kept_bytes,
-            maxoperations: 64,
-            maxrequests: 4,
-            rdma_ird: None,
-        };
-        let create = Op::CreateSession(CreateSession {
-            clientid: client,
-            sequence,
-            flags: CreateSessionFlags::empty(),
-            fore_chan_attrs: channel,
-            back_chan_attrs: channel,
-            cb_program: 0,
-            sec_parms: capstan_nfs_proto::codec::List::of(&[]),
-        });
+        let create = Op::CreateSession(call::create_session(client, sequence, 4, kept_bytes));
         self.session = self.raw(&[create], |status, results| match results {
             [OpResult::CreateSession(ok)] => ok.sessionid,
             other => panic!("{status}: {other:?}"),

@@ -1,8 +1,9 @@
 //! Calls of RPC to a service without a transport, and what comes back.
 
 use capstan_nfs::service::Service;
+use capstan_nfs_client::call::write_header;
 use capstan_rpc_server::{Call, Outcome, Program};
-use capstan_rpcrdma::rpc::{Accepted, AuthSys, Call as Header, Credentials, Gids, Reply};
+use capstan_rpcrdma::rpc::{Accepted, Reply};
 use capstan_rpcrdma::xdr::{Reader, ReducedItem, Writer};
 
 use super::MESSAGE_BYTES;
@@ -18,32 +19,26 @@ pub(crate) struct Answer {
     pub(crate) at_once: bool,
 }
 
-/// Bytes of a call of the user with these ids, and what of its arguments was reduced.
-pub(crate) fn call_bytes(
-    xid: u32,
-    (program, version, procedure): (u32, u32, u32),
-    (uid, gid): (u32, u32),
-    arguments: impl FnOnce(&mut Writer<'_>),
-) -> (Vec<u8>, Vec<ReducedItem>) {
+/// Bytes that are written, and what of them was reduced.
+pub(crate) fn bytes(write: impl FnOnce(&mut Writer<'_>)) -> (Vec<u8>, Vec<ReducedItem>) {
     let mut buffer = vec![0; MESSAGE_BYTES];
     let mut writer = Writer::new(&mut buffer);
-    let header = Header {
-        xid,
-        program,
-        version,
-        procedure,
-        credentials: Credentials::Sys(AuthSys {
-            stamp: 0,
-            machine_name: b"client",
-            uid,
-            gid,
-            gids: Gids::default(),
-        }),
-    };
-    header.write(&mut writer).unwrap();
-    arguments(&mut writer);
+    write(&mut writer);
     let reduced = writer.reduced_items().to_vec();
     (writer.written().to_vec(), reduced)
+}
+
+/// The same of a call of the user with these IDs.
+pub(crate) fn call_bytes(
+    xid: u32,
+    numbers: (u32, u32, u32),
+    ids: (u32, u32),
+    arguments: impl FnOnce(&mut Writer<'_>),
+) -> (Vec<u8>, Vec<ReducedItem>) {
+    bytes(|writer| {
+        write_header(writer, xid, numbers, ids);
+        arguments(writer);
+    })
 }
 
 /// Has the service carry out a call as a server does it; `None` when no reply comes.
