@@ -42,7 +42,7 @@ pub fn write_header(
     header.write(to).expect("room for the header of a call");
 }
 
-/// Writes a call of just these operations.
+/// Writes a call of just these operations, without a tag, as Linux clients do.
 ///
 /// # Panics
 /// When it does not fit.
@@ -54,7 +54,7 @@ pub fn write_compound(
     ops: &[Op<'_>],
 ) {
     write_header(to, xid, (NFS_PROGRAM, NFS_V4, PROC_COMPOUND), ids);
-    let compound = CompoundEncoder::new(to, Opaque(b"tag"), minor_version);
+    let compound = CompoundEncoder::new(to, Opaque(b""), minor_version);
     let mut compound = compound.expect("room for a COMPOUND");
     for op in ops {
         compound.push(op).expect("room for all operations");
