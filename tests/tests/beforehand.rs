@@ -277,6 +277,69 @@ fn a_bench_that_writes_spares_what_has_a_signature() {
     let written = setting.written();
     for rw in ["write", "randwrite", "rw", "randrw"] {
         // Also where it would begin behind the signature.
+/// A partition table begins at LBA 1 and at the last LBA (UEFI 2.10, 5.3.2): those of the
+/// namespace, which a file that tools look at does not have.
+#[test]
+fn a_bench_that_writes_spares_a_gpt_of_the_namespaces_own_lbas() {
+    let setting = Setting::new();
+    for at in [1, SIZE / 4096 - 1] {
+        let gpt = setting.file("gpt", b"EFI PART");
+        let at = at.to_string();
+        let args = ["-d", &gpt, "--start-block", &at];
+        told(&setting.run("write", &args, Stdio::null()));
+        let written = setting.written();
+        let args = ["--rw", "write", "--offset", "8m"];
+        let error = complaint(&setting.run("bench", &args, Stdio::null()));
+        let holds = "namespace 1 holds a partition table (gpt), and a workload";
+        assert!(error.contains(holds), "{at}: {error}");
+        assert_eq!(setting.written(), written, "{at}");
+        setting.fill();
+    }
+}
+
+/// What is on it is copied to a file in memory, which has the namespace's length.
+#[test]
+fn a_namespace_that_cannot_be_looked_at_is_written_by_force() {
+    let setting = Setting::new();
+    let bench = |force: &str| {
+        let line = format!(
+            "ulimit -f 64; exec {} bench -a {} -n {SUBNQN} --provider iwarp --rw write --bs 1m --size 1m {force}",
+            utf8(&program("capstan")),
+            setting.at.ip(),
+        );
+        let mut shell = Command::new("sh");
+        let output = shell.args(["-c", &line]).env(CLAIMS, setting.dir.path());
+        output.output().unwrap()
+    };
+    let error = complaint(&bench(""));
+    for words in [
+        "what is on namespace 1 cannot be looked at, and nothing was written (--force ",
+        "a sparse file in memory of 16777216 bytes",
+        "ulimit -f",
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    assert_eq!(setting.written(), 0);
+    told(&bench("--force"));
+}
+
+/// Longer than any file may be.
+#[test]
+fn a_bench_that_writes_looks_at_the_largest_namespaces() {
+    let at = own_address();
+    let _daemon = Daemon::start("null:15EiB", 4096, at);
+    let dir = tempfile::tempdir().unwrap();
+    let mut bench = Command::new(program("capstan"));
+    bench
+        .args(["bench", "-a", &at.ip().to_string(), "-n", SUBNQN])
+        .args(["--provider", "iwarp", "--rw", "write", "--size", "64k"])
+        .env(CLAIMS, dir.path());
+    let output = bench.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("not found out"), "{said}");
+    told(&output);
+}
+
         let args = ["--rw", rw, "--offset", "8m", "--numjobs", "2"];
         let error = complaint(&setting.run("bench", &args, Stdio::null()));
         let holds = "namespace 1 holds swap space (swap), and a workload that writes destroys that";

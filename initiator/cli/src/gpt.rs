@@ -11,7 +11,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use super::tool::Tools;
 
 /// What a header begins with, and all that is read of it, in bytes (UEFI 2.10, table 5.5).
-const SIGNATURE: &[u8] = b"EFI PART";
+const SIGNATURE: &[u8; 8] = b"EFI PART";
 const HEADER_BYTES: usize = 92;
 /// The array of entries is 16 KiB, mostly (UEFI 2.10, 5.3.1).
 const ENTRIES_BYTES_MAX: usize = 1 << 20;
@@ -45,6 +45,22 @@ pub(super) fn advice(device: &Path, lba_bytes: u32, tools: &Tools<'_>) -> Option
             if count == 1 { "" } else { "s" }
         ),
     })
+}
+
+/// Whether a header of a table begins at LBA 1 or at the last LBA (UEFI 2.10, 5.3.2), by LBAs of
+/// `lba_bytes` or of another size that disks have. It need not be whole, nor a protective MBR be
+/// there.
+pub(super) fn has_signature(disk: &File, lba_bytes: u32) -> bool {
+    let mut end = disk;
+    let Ok(size_bytes) = end.seek(SeekFrom::End(0)) else {
+        return false;
+    };
+    let is_at = |at: u64| {
+        let mut found = [0; SIGNATURE.len()];
+        disk.read_exact_at(&mut found, at).is_ok() && found == *SIGNATURE
+    };
+    let mut sizes = LBA_BYTES.into_iter().chain([lba_bytes]).map(u64::from);
+    sizes.any(|lba_bytes| is_at(lba_bytes) || size_bytes.checked_sub(lba_bytes).is_some_and(is_at))
 }
 
 /// What is typed into gdisk: that the GPT is to be used, `r`ecovery, the `b`ackup's header and its
@@ -184,6 +200,22 @@ mod tests {
             disk.write_all_at(&[0; 8192], 0).unwrap();
             assert_eq!(trouble(&disk, other), Some(Trouble::Lbas(own)));
         }
+    }
+
+    #[test]
+    fn a_table_has_a_signature_at_either_end_by_whatever_lbas() {
+        for lba_bytes in [512, 4096, 65536] {
+            for wiped in [0, DISK_BYTES / 2] {
+                let disk = disk(lba_bytes);
+                disk.write_all_at(&vec![0; 1 << 19], wiped).unwrap();
+                assert!(has_signature(&disk, lba_bytes), "{lba_bytes}, {wiped}");
+            }
+        }
+        assert!(has_signature(&disk(4096), 512));
+        let blank = tempfile::tempfile().unwrap();
+        assert!(!has_signature(&blank, 4096), "shorter than an LBA");
+        blank.set_len(DISK_BYTES).unwrap();
+        assert!(!has_signature(&blank, 4096));
     }
 
     #[test]

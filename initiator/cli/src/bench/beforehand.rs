@@ -19,11 +19,14 @@ use capstan_initiator::{ControllerInfo, DirectQueue, Io, NamespaceInfo, Op, Opti
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::super::claim::ShareArgs;
+use super::super::gpt;
 use super::super::signatures::{HEAD_BYTES, TAIL_BYTES, signature_in_words};
 use super::super::tool::Tools;
 
 /// Of one read of what is on the namespace.
 pub(super) const LOOK_BYTES: u32 = 128 << 10;
+/// Most bytes of a file, and of a device (off_t of Linux), in whole MiB.
+const DEVICE_BYTES_MAX: u64 = (1 << 63) - (1 << 20);
 /// How long a tool may take to find what is in memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -86,10 +89,21 @@ impl Beforehand {
             return Ok(());
         }
         let nsid = namespace.nsid;
-        let copy = copy(queue, namespace)
-            .with_context(|| format!("looking at what is on namespace {nsid}"))?;
+        let copy = copy(queue, namespace).with_context(|| {
+            format!(
+                "what is on namespace {nsid} cannot be looked at, and nothing was written (--force writes to it without a \
+                 look, where nothing that is on it is wanted)"
+            )
+        })?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), copy.as_raw_fd());
-        match signature_in_words(Path::new(&path), &Tools::alone(PATIENCE)) {
+        let found = signature_in_words(Path::new(&path), &Tools::alone(PATIENCE));
+        // A file in memory has LBAs of 512 bytes for libblkid, and a GPT is at LBAs.
+        let has_gpt = || gpt::has_signature(&copy, namespace.lba_bytes);
+        let found = match found {
+            Ok(None) | Err(_) if has_gpt() => Ok(Some("a partition table (gpt)".to_owned())),
+            found => found,
+        };
+        match found {
             Ok(None) => {}
             Ok(Some(found)) => bail!(
                 "namespace {nsid} holds {found}, and a workload that writes destroys that; nothing was written: give \
@@ -117,11 +131,15 @@ pub(super) fn tell_lowered(iodepth: u16, controller: &ControllerInfo) {
     }
 }
 
-/// A file in memory as large as the namespace, with what is there where signatures live.
+/// A file in memory as large as the namespace, or of [`DEVICE_BYTES_MAX`], with what is there where
+/// signatures live.
 fn copy(queue: &mut DirectQueue, namespace: &NamespaceInfo) -> Result<File> {
-    let (size_bytes, lba_bytes) = (namespace.size_bytes(), u64::from(namespace.lba_bytes));
+    let lba_bytes = u64::from(namespace.lba_bytes);
+    // What is longer than any device of Linux has the end that such a device would have.
+    let size_bytes = namespace.size_bytes().min(DEVICE_BYTES_MAX);
     let file = File::from(memfd_create(c"namespace", MFdFlags::MFD_CLOEXEC)?);
-    file.set_len(size_bytes)?;
+    file.set_len(size_bytes)
+        .with_context(|| format!("a sparse file in memory of {size_bytes} bytes"))?;
     let head_end = HEAD_BYTES.min(size_bytes);
     let tail_start = size_bytes.saturating_sub(TAIL_BYTES).max(head_end);
     let mut bytes = vec![0; LOOK_BYTES as usize];
