@@ -394,19 +394,25 @@ impl Claim {
         self.file.set_len(0)?;
         self.file.write_all_at(&text, 0)
     }
-}
 
-impl Drop for Claim {
-    fn drop(&mut self) {
+    /// Removes the file, as a process does that is about to end with its claim. The name of an
+    /// exclusive claim keeps others away until then.
+    pub fn remove_file(&self) {
         // Others may share it; the last one removes the file. What stays says nothing wrong: its
         // process has ended.
-        if self.file.try_lock().is_ok() {
+        if self.file.try_lock().is_ok() && is_at(&self.file, &self.path).unwrap_or(true) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 /// The name beside the file at `path`, for the claim of `of` in `folder`. One that has just ended
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.remove_file();
+    }
+}
+
 /// may keep it for a moment.
 fn take_name(folder: &Path, of: &str, path: &Path) -> Result<Named, ClaimError> {
     let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
@@ -479,11 +485,7 @@ fn lock(path: &Path, sharing: Sharing) -> Result<Locked, ClaimError> {
             Err(TryLockError::WouldBlock) => return Ok(Locked::No(file)),
             Err(TryLockError::Error(source)) => return Err(error(source)),
         }
-        let same = |found: &fs::Metadata, of: &fs::Metadata| {
-            (found.dev(), found.ino()) == (of.dev(), of.ino())
-        };
-        let of = file.metadata().map_err(error)?;
-        if fs::symlink_metadata(path).is_ok_and(|found| same(&found, &of)) {
+        if is_at(&file, path).map_err(error)? {
             return Ok(Locked::Yes(file));
         }
     }
@@ -493,6 +495,13 @@ fn lock(path: &Path, sharing: Sharing) -> Result<Locked, ClaimError> {
 }
 
 /// Whether `error` is for want of a right that the owner of the file keeps from others.
+/// Whether `path` leads to this file, and not to one that was made there since.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let of = file.metadata()?;
+    let same = |found: fs::Metadata| (found.dev(), found.ino()) == (of.dev(), of.ino());
+    Ok(fs::symlink_metadata(path).is_ok_and(same))
+}
+
 fn closed(path: &Path, error: &io::Error) -> Option<ClaimError> {
     let found = fs::symlink_metadata(path).ok()?;
     let mode = found.mode() & 0o777;

@@ -15,6 +15,7 @@ use capstan_tests::program::{
 };
 use capstan_tests::proxy::{Direction, Flow, Proxy};
 use capstan_tests::running::Running;
+use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{Backlog, listen};
@@ -339,6 +340,59 @@ fn a_write_that_is_interrupted_says_what_it_has_written() {
         stderr.contains("nothing was written: ended by SIGINT"),
         "{stderr}"
     );
+    assert!(target.stop().success());
+}
+
+/// The file of a claim ends with what has it: `write`, whose input has not ended, and `io-passthru`,
+/// whose command is not answered.
+#[test]
+fn what_writes_and_is_interrupted_leaves_no_file_of_its_claim() {
+    let at = own_address();
+    let target = Daemon::start("ram:16MiB", 4096, at);
+    let proxy = Proxy::start(at);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let fifo = folder.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
+    let machine = Machine::new(proxy.address);
+    let (ip, port) = (
+        proxy.address.ip().to_string(),
+        proxy.address.port().to_string(),
+    );
+    let files = || {
+        fs::read_dir(machine.path("claims"))
+            .expect("a folder")
+            .count()
+    };
+    let target_words = ["-t", "tcp", "-n", SUBNQN, "-a", &ip, "-s", &port];
+    for (command, words) in [
+        ("write", ["-d", utf8(&fifo)]),
+        ("io-passthru", ["--opcode", "0x08"]),
+    ] {
+        for sent in [Signal::SIGTERM, Signal::SIGINT] {
+            let first = proxy.connections();
+            // Each step takes so long that the answer to the command can be held.
+            let slow = Flow::Delay(Duration::from_millis(100));
+            proxy.set_new(Direction::ToHost, slow);
+            let running = machine.command(command, &[&words[..], &target_words].concat());
+            let running = Running::start(running);
+            let data = (command == "write").then(|| {
+                let data = OpenOptions::new().write(true).open(&fifo);
+                data.expect("it is read")
+            });
+            proxy.wait_for_connections(first + 2);
+            if command == "io-passthru" {
+                // Behind an ICResp and the response to Connect.
+                let held = Flow::HoldAfter(128 + 24);
+                proxy.set(first + 1, Direction::ToHost, held);
+            }
+            wait_until("it is claimed", || files() == 1);
+            let output = running.interrupted(sent);
+            assert!(!output.status.success(), "{output:?}");
+            assert_eq!(files(), 0, "{command}: {output:?}");
+            drop(data);
+        }
+    }
+    drop(proxy);
     assert!(target.stop().success());
 }
 

@@ -1,10 +1,23 @@
 //! What commands that write have in common: one of them at a time on this machine.
 
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
 use anyhow::{Context, Result};
 use capstan_initiator::NamespaceInfo;
 use capstan_initiator::Options;
 use capstan_initiator::internals::claim::{Claim, Holder, Sharing};
 use clap::Args;
+
+/// What this process has claimed, while it has.
+static CLAIMED: Mutex<Weak<Claim>> = Mutex::new(Weak::new());
+
+/// Removes the file of this process's claim, if it has one: it ends now, wherever its threads are.
+pub(super) fn leave_no_file() {
+    let claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(claim) = claimed.upgrade() {
+        claim.remove_file();
+    }
+}
 
 /// Who else may write.
 #[derive(Args, Clone, Copy, Debug)]
@@ -45,9 +58,11 @@ impl ShareArgs {
         options: &Options,
         namespace: &NamespaceInfo,
         what: &str,
-    ) -> Result<Claim> {
+    ) -> Result<Arc<Claim>> {
         let holder = Holder::this(what, &options.traddr, options.trsvcid).context("/proc/self")?;
         let subnqn = options.subnqn.as_str();
-        Ok(Claim::new(subnqn, namespace, self.sharing(), holder)?)
+        let claim = Arc::new(Claim::new(subnqn, namespace, self.sharing(), holder)?);
+        *CLAIMED.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&claim);
+        Ok(claim)
     }
 }

@@ -17,7 +17,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::pipe2;
 
-use super::output;
+use super::{claim, output};
 
 /// How long a command that was asked to end may take for that, and what it waits for then: together
 /// with the rest it does, less than two seconds.
@@ -141,6 +141,7 @@ impl Interrupts {
     pub(super) fn end_the_process_soon(self, came: Interrupted) -> Result<()> {
         let wait = move || {
             let _ = self.insist(&[], PRINTING);
+            claim::leave_no_file();
             process::exit(came.exit_status().into());
         };
         let name = "capstan-signals".to_owned();
@@ -162,6 +163,7 @@ impl Interrupts {
                 match wait_for(&[self.as_fd()], None).map(|_| self.next()) {
                     Ok(None) => {}
                     Ok(Some(interrupted)) => {
+                        claim::leave_no_file();
                         output::error(&anyhow::Error::from(interrupted).context(state()));
                         process::exit(interrupted.exit_status().into());
                     }

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use super::args::{ConnectArgs, OutputArgs};
 use super::claim::ShareArgs;
+use super::interrupt::Interrupts;
 use super::io::Input;
 use super::output::{self, dump};
 use super::taken::connect;
@@ -96,6 +97,12 @@ impl Passthru {
     pub(crate) fn run_io(&self) -> Result<()> {
         let data = self.data()?;
         let options = self.connect.options()?;
+        let opcode = self.opcode;
+        if may_write(IoOpcode(opcode)) {
+            // What it claims is left in order.
+            let state = move || format!("opcode {opcode:#04x} was not answered");
+            Interrupts::take()?.end_the_process(state)?;
+        }
         let mut queue = connect(&options)?;
         self.check_len(&data, &queue)?;
         let sqe = self.sqe(1);

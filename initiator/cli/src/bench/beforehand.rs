@@ -42,7 +42,7 @@ pub(super) struct Beforehand {
 
 #[derive(Debug, Default)]
 struct Claimed {
-    claim: Option<Claim>,
+    claim: Option<Arc<Claim>>,
     /// The command ends before anything was written.
     is_given_up: bool,
 }
