@@ -208,8 +208,9 @@ impl Holder {
         };
         let words = format!(
             "{what}{state} ({by}{left}). A file system that two attachments write is destroyed: end \
-             that first ({end}), attach or mount it with --read-only to look at it, or, if what uses the volume is made for it \
+             that first ({end}), only read from it, with {}, or, if what uses the volume is made for it \
              (a clustered file system), say --shared",
+            crate::names::Name::ReadOnly
         );
         // It may be the text of another user.
         Shown(&words).to_string()
@@ -406,13 +407,13 @@ impl Claim {
     }
 }
 
-/// The name beside the file at `path`, for the claim of `of` in `folder`. One that has just ended
 impl Drop for Claim {
     fn drop(&mut self) {
         self.remove_file();
     }
 }
 
+/// The name beside the file at `path`, for the claim of `of` in `folder`. One that has just ended
 /// may keep it for a moment.
 fn take_name(folder: &Path, of: &str, path: &Path) -> Result<Named, ClaimError> {
     let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
@@ -494,7 +495,6 @@ fn lock(path: &Path, sharing: Sharing) -> Result<Locked, ClaimError> {
     )))
 }
 
-/// Whether `error` is for want of a right that the owner of the file keeps from others.
 /// Whether `path` leads to this file, and not to one that was made there since.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let of = file.metadata()?;
@@ -502,6 +502,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     Ok(fs::symlink_metadata(path).is_ok_and(same))
 }
 
+/// Whether `error` is for want of a right that the owner of the file keeps from others.
 fn closed(path: &Path, error: &io::Error) -> Option<ClaimError> {
     let found = fs::symlink_metadata(path).ok()?;
     let mode = found.mode() & 0o777;

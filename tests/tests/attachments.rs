@@ -163,6 +163,14 @@ fn every_front_end_and_command_that_writes_knows_of_the_others() {
                 "{command}: {last}"
             );
             assert!(last.contains(by), "{command}: {last}");
+            let reads = match *command {
+                "bench" => "with --rw read or randread,",
+                "write" => "with `capstan read`,",
+                "io-passthru" => "with an opcode that reads,",
+                _ => "with --read-only,",
+            };
+            let reads = format!("only read from it, {reads}");
+            assert!(last.contains(&reads), "{command}: {last}");
         }
         last
     };

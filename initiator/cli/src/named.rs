@@ -89,7 +89,8 @@ fn named_by(commands: Option<&'static Commands>, name: Name) -> &'static str {
         Name::Flush => commands.map_or("`capstan flush`", |of| &of.flush),
         Name::ReadOnly => match commands.map(|of| &*of.command) {
             Some("bench") => "--rw read or randread",
-            Some("write" | "io-passthru") => "reads alone",
+            Some("write") => "`capstan read`",
+            Some("io-passthru") => "an opcode that reads",
             _ => "--read-only",
         },
         Name::ConnectAnew if !commands.is_none_or(Commands::is_volume) => {
@@ -171,6 +172,7 @@ mod tests {
             assert_eq!(of(command, Name::ConnectAnew), "start this command again");
         }
         assert_eq!(of("bench", Name::ReadOnly), "--rw read or randread");
+        assert_eq!(of("write", Name::ReadOnly), "`capstan read`");
         assert!(of("bench", Name::FewerQueues).contains("--numjobs"));
         assert!(!of("read", Name::FewerQueues).contains("--numjobs"));
         // The transport of a disk that is attached stays as it is.
