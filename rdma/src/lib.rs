@@ -35,3 +35,7 @@ pub use strangers::{Source, Strangers};
 /// The `tracing` target of log lines of which a peer can cause any number. The subscriber limits
 /// them.
 pub const PEER_CAUSED: &str = "capstan::peer";
+/// Target of log lines about what a peer tries again by itself, many times in a second or for days,
+/// until an operator does something. Each is written at most once a minute, so that it names the
+/// peer's address without its port, which is another one each time.
+pub const PEER_REPEATS: &str = "capstan::peer::repeats";

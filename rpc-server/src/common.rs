@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use capstan_rdma::{PEER_CAUSED, Source};
+use capstan_rdma::{PEER_REPEATS, Source};
 
 use crate::calls::Calls;
 use crate::peers::{ConnectionName, Peers};
@@ -37,7 +37,7 @@ impl Common {
             return None;
         }
         if let Err(why) = self.program.admits(peer) {
-            tracing::warn!(target: PEER_CAUSED, "{why}");
+            tracing::warn!(target: PEER_REPEATS, "{why}");
             if wire == Wire::Rdma {
                 return None;
             }
@@ -49,7 +49,8 @@ impl Common {
                 Some((number, self.calls.turns.begin(Source::of(peer.ip()))))
             }
             Err(error) => {
-                tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {error}");
+                let peer = peer.ip().to_canonical();
+                tracing::warn!(target: PEER_REPEATS, %peer, "refused a connection: {error}");
                 None
             }
         }
@@ -95,7 +96,8 @@ impl End {
         match self {
             Self::Closed(why) => tracing::debug!(%peer, number, "a connection has ended: {why}"),
             Self::Fault(why) => {
-                tracing::warn!(target: PEER_CAUSED, %peer, "ended a connection: {why}");
+                let peer = peer.ip().to_canonical();
+                tracing::warn!(target: PEER_REPEATS, %peer, "ended a connection: {why}");
             }
         }
     }

@@ -30,7 +30,7 @@ mod tcp;
 mod turns;
 mod workers;
 
-pub use capstan_rdma::{PEER_CAUSED, ProviderPreference};
+pub use capstan_rdma::{PEER_CAUSED, PEER_REPEATS, ProviderPreference};
 pub use capstan_reactor::{RunError, SpinBudget};
 pub use program::{Arguments, Call, ConnectionNumber, Data, Outcome, Program, Results, Wire};
 pub use server::{BindError, Handle, Server};

@@ -4,7 +4,7 @@ use capstan_nfs_proto::NFS_PROGRAM;
 use capstan_nfs_proto::mount::{MOUNT_PROGRAM, MOUNT_V3};
 use capstan_nfs_proto::v3::NFS_V3;
 use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND, PROC_NULL};
-use capstan_rpc_server::{Call, Outcome, PEER_CAUSED, Wire};
+use capstan_rpc_server::{Call, Outcome, PEER_REPEATS, Wire};
 use capstan_rpcrdma::rpc::{Accepted, AuthStat, Call as Header, CallError, Denied, Reply};
 use capstan_rpcrdma::xdr::{ReadError, Reader, Writer};
 
@@ -26,8 +26,9 @@ pub(super) fn carry_out(service: &Service, call: &Call<'_>, reply: &mut Writer<'
     let tell = |denied: Denied| {
         let ip = call.peer.ip().to_canonical();
         tracing::info!(
-            target: PEER_CAUSED,
-            "{ip} is refused a call: {denied}; expected sec=sys (mount with that): there is no Kerberos and no TLS"
+            target: PEER_REPEATS,
+            "{ip} is refused a call: {denied}; expected sec=sys and no xprtsec=tls or mtls (mount \
+             with that): there is no Kerberos and no TLS"
         );
     };
     let (header, arguments) = match header(call, reply, tell) {

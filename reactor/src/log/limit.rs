@@ -1,7 +1,8 @@
 //! Lines that peers cause are as many as peers like. So many of each kind are written in a second;
 //! then one line says how many more there were. A line that is equal to one before says nothing
 //! new: it is counted, and the count is written a second later, then after two, four and more
-//! seconds, once a minute at last.
+//! seconds, once a minute at last; from the first on once a minute, where the place in the program
+//! says so (its target ends with [`REPEATS`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::{self, Write as _};
@@ -28,6 +29,9 @@ const WINDOW: Duration = Duration::from_secs(1);
 const REPEATS_KEPT: usize = 16;
 /// How often a line that comes again and again is written at last.
 const REPEATS_EVERY: Duration = Duration::from_secs(60);
+
+/// What the target of lines ends with that are written once a minute when they come again.
+pub const REPEATS: &str = "::repeats";
 
 /// Leaves out lines beyond the limit. A kind is a place in the program.
 #[derive(Debug)]
@@ -72,7 +76,9 @@ impl Shared {
         thread::sleep(WINDOW);
         let left_out = self.kinds().take_left_out(Instant::now());
         for LeftOut {
-            line: Line { level, words: like },
+            line: Line {
+                level, words: like, ..
+            },
             count,
             seconds,
         } in left_out
@@ -91,9 +97,11 @@ impl Shared {
 impl<S: Subscriber> Layer<S> for Limit {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        if metadata.target() != self.caused {
-            return true;
-        }
+        let wait = match metadata.target().strip_prefix(self.caused) {
+            Some("") => WINDOW,
+            Some(REPEATS) => REPEATS_EVERY,
+            _ => return true,
+        };
         let words = || {
             let mut words = Words::default();
             event.record(&mut words);
@@ -104,6 +112,7 @@ impl<S: Subscriber> Layer<S> for Limit {
         let line = Line {
             level: *metadata.level(),
             words: words().0,
+            wait,
         };
         let admitted = kinds.admit(&kind, Instant::now(), line);
         drop(kinds);
@@ -134,6 +143,8 @@ impl Visit for Words {
 struct Line {
     level: Level,
     words: String,
+    /// For how long it is counted first when it comes again.
+    wait: Duration,
 }
 
 /// Lines that were left out.
@@ -261,7 +272,7 @@ impl Window {
                 // It had stopped: this is news.
                 again.last = now;
                 again.told = now;
-                again.wait = WINDOW;
+                again.wait = line.wait;
                 return true;
             }
             again.last = now;
@@ -291,11 +302,11 @@ impl Window {
             }
         }
         self.repeats.push_back(Repeats {
-            line,
             count: 0,
             last: now,
             told: now,
-            wait: WINDOW,
+            wait: line.wait,
+            line,
         });
         true
     }
@@ -311,6 +322,7 @@ mod tests {
         Line {
             level: Level::WARN,
             words: words.to_owned(),
+            wait: WINDOW,
         }
     }
 
@@ -398,6 +410,28 @@ mod tests {
         }
         assert_eq!(written, 1);
         assert!(counts.len() < 20, "{counts:?}");
+    }
+
+    /// A client that mounts at the wrong port tries a hundred times in a second.
+    #[test]
+    fn what_is_to_be_told_once_a_minute_is_from_its_first_line_on() {
+        let mut kinds = Kinds::default();
+        let start = Instant::now();
+        let mut told = Vec::new();
+        for hundredth in 0..18_000_u32 {
+            let now = start + SECOND * hundredth / 100;
+            let line = Line {
+                wait: REPEATS_EVERY,
+                ..line("it speaks TCP peer=10.9.0.1")
+            };
+            if kinds.admit(&1, now, line) {
+                told.push((hundredth, 1));
+            }
+            for left_out in kinds.take_left_out(now) {
+                told.push((hundredth, left_out.count));
+            }
+        }
+        assert_eq!(told, [(0, 1), (6000, 6000), (12_000, 6000)]);
     }
 
     #[test]

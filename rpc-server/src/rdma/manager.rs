@@ -124,9 +124,9 @@ impl Manager {
             {
                 return Some(Happened::Stream(other.stream, other.peer, other.bytes));
             }
-            let peer = other.peer;
+            let peer = other.peer.ip().to_canonical();
             tracing::warn!(
-                target: capstan_rdma::PEER_CAUSED,
+                target: capstan_rdma::PEER_REPEATS,
                 %peer,
                 "refused a connection: it speaks TCP, expected RDMA at this listener; choose \
                  another port, or proto=rdma"

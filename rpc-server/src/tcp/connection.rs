@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 
+use capstan_rpcrdma::record::RecordError;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{setsockopt, sockopt};
 
@@ -172,7 +173,7 @@ impl Connection {
         let calls_left = self.calls_left();
         let spare = &mut common.calls.spare;
         let taken = (self.incoming).take(bytes, calls_left, common.now_us, spare);
-        taken.map_err(|error| End::Fault(error.to_string()))?;
+        taken.map_err(fault)?;
         // It may be admitted since.
         self.is_admitted = self.is_admitted || common.program.admits(self.peer).is_ok();
         if !self.is_admitted && self.incoming.held_bytes() > REFUSED_BYTES {
@@ -250,7 +251,7 @@ impl Connection {
             let calls_left = self.calls_left();
             let spare = &mut common.calls.spare;
             let resumed = (self.incoming).resume(calls_left, common.now_us, spare);
-            resumed.map_err(|error| End::Fault(error.to_string()))?;
+            resumed.map_err(fault)?;
         }
         self.tell_ready(&mut common.calls);
         Ok(())
@@ -324,5 +325,48 @@ impl Connection {
         }
         is_overdue(self.stuck_since_us())
             .then(|| "it took no reply, expected that it reads them".to_owned())
+    }
+}
+
+/// What an MPA Request of iWARP (RFC 5044, section 7.1) begins with, read as the length of a
+/// fragment: "MPA ".
+const MPA_REQUEST: u32 = u32::from_be_bytes(*b"MPA ");
+
+/// What came is no record.
+fn fault(error: RecordError) -> End {
+    End::Fault(match error {
+        RecordError::TooLong {
+            fragment_bytes: MPA_REQUEST,
+            ..
+        } => "it speaks RDMA (iWARP), expected TCP at this listener; use the port of RDMA \
+              (port=20049, where no other is set), or proto=tcp"
+            .to_owned(),
+        RecordError::TooLong { .. } | RecordError::TooManyFragments { .. } | RecordError::Ended => {
+            error.to_string()
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_rpcrdma::record::RecordReader;
+
+    use super::*;
+
+    #[test]
+    fn a_client_of_rdma_is_told_the_port_and_no_length() {
+        let why = |bytes: &[u8]| {
+            let error = RecordReader::default().next(&mut &bytes[..]).unwrap_err();
+            let End::Fault(why) = fault(error) else {
+                panic!("no fault")
+            };
+            why
+        };
+        let mpa = why(b"MPA ID Req Frame");
+        assert!(
+            mpa.contains("speaks RDMA (iWARP)") && mpa.contains("port=20049"),
+            "{mpa}"
+        );
+        assert!(why(b"GET / HTTP/1.1").starts_with("a fragment of "));
     }
 }

@@ -9,7 +9,7 @@ use capstan_exports::{
 };
 use capstan_nfs_proto::v3::status::Status;
 use capstan_nfs_proto::v3::types::{FileName, Filehandle, PostOpAttr, WccData};
-use capstan_rpc_server::{Call, PEER_CAUSED};
+use capstan_rpc_server::{Call, PEER_REPEATS};
 use capstan_rpcrdma::rpc::{Call as Header, Credentials as RpcCredentials};
 
 use super::convert;
@@ -67,9 +67,9 @@ impl<'a> Context<'a> {
         let caller = export.caller(self.call.peer, &self.credentials);
         caller.map_err(|refused| {
             tracing::info!(
-                target: PEER_CAUSED,
+                target: PEER_REPEATS,
                 "{} is refused {}: {refused}",
-                self.call.peer,
+                self.call.peer.ip().to_canonical(),
                 export.settings().client_path
             );
             Failure(match refused {

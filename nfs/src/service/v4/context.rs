@@ -12,7 +12,7 @@ use capstan_nfs_proto::v4::opnum::{MinorVersion, OpNum};
 use capstan_nfs_proto::v4::reply::ReplyEncoder;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{ClientId, Component};
-use capstan_rpc_server::{Call, PEER_CAUSED};
+use capstan_rpc_server::{Call, PEER_REPEATS};
 use capstan_rpcrdma::rpc::{AuthFlavor, Credentials as RpcCredentials, Gids};
 
 use super::budget::Budget;
@@ -215,9 +215,9 @@ impl Context<'_> {
         let caller = export.caller(self.call.peer, &credentials);
         caller.map_err(|refused| {
             tracing::info!(
-                target: PEER_CAUSED,
+                target: PEER_REPEATS,
                 "{} is refused {}: {refused}",
-                self.call.peer,
+                self.call.peer.ip().to_canonical(),
                 export.settings().client_path
             );
             match refused {
