@@ -57,7 +57,7 @@ const MESSAGE_BYTES: usize = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum RpcbindError {
     /// Nothing listens.
-    #[error("nothing listens at {0}; start rpcbind, or mount with port= and mountport=")]
+    #[error("nothing listens at {0}; start rpcbind")]
     NotRunning(SocketAddr),
     /// It does not answer.
     #[error("rpcbind at {address} has not answered {ATTEMPTS} times; restart it")]
@@ -95,7 +95,7 @@ pub enum RpcbindError {
     /// This process may have no privileged port.
     #[error(
         "this process may take no port below 1024 ({0}), and rpcbind takes registrations from no other: start it as root, with \
-         CAP_NET_BIND_SERVICE in CapabilityBoundingSet= of its unit, or mount with port= and mountport="
+         CAP_NET_BIND_SERVICE in CapabilityBoundingSet= of its unit"
     )]
     NotPrivileged(Error),
     /// The machine refuses.
@@ -227,7 +227,8 @@ fn tell(renewed: &Result<(), RpcbindError>, port: u16, told: &mut Option<String>
             format!("registered with rpcbind, at port {port}: `showmount -e` finds this server")
         }
         Err(error) => format!(
-            "not registered with rpcbind, so that `showmount -e` does not find this server: {error}"
+            "not registered with rpcbind, so that `showmount -e` does not find this server: {error}. Mounts of version 4 need \
+             none; those of version 3 do without it: -o vers=3,proto=tcp,port={port},mountport={port},nolock"
         ),
     };
     if told.as_ref() == Some(&words) {
