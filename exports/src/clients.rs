@@ -41,6 +41,16 @@ pub enum NetworkError {
 }
 
 impl Network {
+    /// Its first address; of one address, that.
+    pub const fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Bits that all of its addresses have in common.
+    pub const fn prefix_bits(&self) -> u8 {
+        self.prefix_bits
+    }
+
     /// The one address.
     pub fn of_address(address: IpAddr) -> Self {
         let address = address.to_canonical();
@@ -255,7 +265,7 @@ pub enum RulesError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// No rule is for its address.
-    #[error("no network of the export has {0}; add one that does")]
+    #[error("no network of the export has {0}; add one that does to its `clients`, and reload")]
     NoNetwork(IpAddr),
     /// Its port is not privileged.
     #[error(

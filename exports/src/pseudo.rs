@@ -250,6 +250,28 @@ impl PseudoTree {
         self.above.get(&export).copied()
     }
 
+    /// Its path; empty for the root, and where there is no such directory.
+    pub fn path(&self, directory: PseudoId) -> Vec<u8> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut at = directory;
+        for _ in 0..PATH_NAMES {
+            let parent = self.parent(at);
+            let Some(held) = parent.and_then(|parent| self.directories.get(&parent)) else {
+                break;
+            };
+            let is_it = |entry: &PseudoEntry| *entry == PseudoEntry::Directory(at);
+            let named = held.entries.iter().find(|(_, entry)| is_it(entry));
+            names.extend(named.map(|(name, _)| &**name));
+            at = parent.unwrap_or(at);
+        }
+        let mut path = Vec::new();
+        for name in names.into_iter().rev() {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+        path
+    }
+
     /// Number of links of the directory: its name, `.`, and `..` of each directory in it.
     pub fn link_count(&self, directory: PseudoId) -> u32 {
         let entries = self
@@ -336,6 +358,7 @@ mod tests {
         assert_eq!(tree.parent(c), Some(a));
         assert_eq!(tree.parent(a), Some(root));
         assert_eq!(tree.parent(root), None);
+        assert_eq!((tree.path(c), tree.path(root)), (b"/a/c".to_vec(), vec![]));
         assert_eq!(tree.above_export(ExportId(3)), Some(c));
         assert_eq!(tree.above_export(ExportId(1)), Some(root));
         assert_eq!(tree.link_count(a), 4);

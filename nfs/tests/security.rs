@@ -128,7 +128,7 @@ fn root_a_client_of_no_network_finds_the_programs_and_is_denied_the_rest() {
     let why = service.admits(peer).unwrap_err();
     assert_eq!(
         why,
-        "no network of any export has 10.10.0.2; add one that does"
+        "no network of any export has 10.10.0.2; add one that does to `clients` of an [[export]], and reload"
     );
     for (program, version) in [(NFS_PROGRAM, NFS_V4), (NFS_PROGRAM, 3), (MOUNT_PROGRAM, 3)] {
         let found = refused(service, peer, (program, version, 0));

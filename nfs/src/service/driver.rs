@@ -6,15 +6,15 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use capstan_exports::unsynced::WriterId;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::ClientId;
 
-use super::Service;
 use super::files::Released;
+use super::{Service, owner_shown};
 use crate::state::stable::Record;
 use crate::state::stable::file::{StableFile, StableFileError};
 use crate::state::{Action, Config, ConnId, State};
@@ -67,11 +67,15 @@ impl Driver {
     /// The file cannot be used.
     pub(super) fn open(config: Config, stable_path: &Path) -> Result<Self, StableFileError> {
         let (mut stable, before) = StableFile::open(stable_path)?;
+        let grace_us = config.grace_us();
         let mut state = State::new(config, before, 0);
         let snapshot = stable.wants_replacing().then(|| state.snapshot());
         stable.write(&state.take_records(), snapshot.as_deref())?;
         let durable = state.record_count();
         state.recorded(durable);
+        if let Some(words) = grace_began(state.entitled_count(), grace_us) {
+            tracing::info!("{words}");
+        }
         Ok(Self {
             driven: Mutex::new(Driven {
                 state,
@@ -145,6 +149,49 @@ impl Driver {
             Status::DELAY
         })
     }
+}
+
+/// Clients that are named in one line.
+const CLIENTS_TOLD: usize = 8;
+
+/// That `clients` may reclaim, in words.
+fn grace_began(clients: usize, grace_us: u64) -> Option<String> {
+    let seconds = grace_us / 1_000_000;
+    let (who, their) = match clients {
+        0 => return None,
+        1 => ("1 client".to_owned(), "it"),
+        count => (format!("{count} clients"), "they"),
+    };
+    Some(format!(
+        "{who} may reclaim what {their} had open or locked before the restart: others wait with opening and locking until \
+         {their} did so, {seconds} s at most ({} s where a client is at it by then)",
+        seconds.saturating_mul(2)
+    ))
+}
+
+/// That the time to reclaim is over, in words, and which clients have lost what they had.
+fn grace_ended(late: &[Arc<[u8]>]) -> String {
+    if late.is_empty() {
+        return "every client has reclaimed what it had before the restart: the others go on"
+            .to_owned();
+    }
+    let names = late
+        .iter()
+        .take(CLIENTS_TOLD)
+        .map(|owner| owner_shown(owner));
+    let mut names: Vec<_> = names.collect();
+    let more = late.len().saturating_sub(CLIENTS_TOLD);
+    if more > 0 {
+        names.push(format!("and {more} more"));
+    }
+    let (count, have) = match late.len() {
+        1 => ("1 client".to_owned(), "has"),
+        count => (format!("{count} clients"), "have"),
+    };
+    format!(
+        "the time to reclaim is over: {count} did not come back, and {have} lost what was open or locked ({})",
+        names.join(", ")
+    )
 }
 
 impl Service {
@@ -231,6 +278,9 @@ impl Service {
             }
             self.files.carry_out(&action, &mut left.released);
         }
+        if let Some(late) = driven.state.take_grace_end() {
+            tracing::info!("{}", grace_ended(&late));
+        }
         left.awaited = driven.state.take_awaited();
         let records = driven.state.take_records();
         if !records.is_empty() {
@@ -251,5 +301,29 @@ impl Service {
     /// No call of the connection is under way any more.
     pub(super) fn connection_ended(&self, connection: ConnId) {
         self.driver.locked().state.connection_ended(connection);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_restart_means_for_clients_is_told() {
+        assert_eq!(grace_began(0, 90_000_000), None);
+        let began = grace_began(5, 90_000_000).unwrap();
+        assert!(
+            began.starts_with("5 clients may reclaim") && began.contains("90 s at most (180 s"),
+            "{began}"
+        );
+        assert!(grace_ended(&[]).starts_with("every client has reclaimed"));
+        let late: Vec<Arc<[u8]>> = (0..10)
+            .map(|n| format!("host{n}").into_bytes().into())
+            .collect();
+        let ended = grace_ended(&late);
+        assert!(
+            ended.contains("10 clients did not come back") && ended.ends_with("host7, and 2 more)"),
+            "{ended}"
+        );
     }
 }

@@ -16,6 +16,7 @@ mod failure;
 mod files;
 mod mount;
 mod rpc;
+mod told;
 mod v3;
 mod v4;
 
@@ -41,6 +42,7 @@ use crate::state::{Config, ConnId};
 
 use driver::Driver;
 use files::Files;
+use told::Told;
 use v3::Guards;
 use v3::duplicates::Duplicates;
 
@@ -71,6 +73,8 @@ pub struct Service {
     /// Replies of NFSv3, for calls that come again.
     duplicates: Duplicates,
     guards: Guards,
+    /// Of paths of NFSv4 that are not there.
+    missing: Told,
     started: Instant,
     /// When the oldest call came that waits to be carried out, in microseconds since the service
     /// began; `u64::MAX`: none does.
@@ -93,6 +97,7 @@ impl Service {
             unsynced: UnsyncedFiles::new(unsynced_files),
             duplicates: Duplicates::default(),
             guards: Guards::default(),
+            missing: Told::default(),
             started: Instant::now(),
             heard_us: AtomicU64::new(u64::MAX),
             owner: settings.owner,
@@ -160,7 +165,12 @@ impl Program for Service {
             !matches!(rule, Err(Refused::NoNetwork(_)))
         });
         let ip = peer.ip().to_canonical();
-        let why = || format!("no network of any export has {ip}; add one that does");
+        let why = || {
+            format!(
+                "no network of any export has {ip}; add one that does to `clients` of an \
+                 [[export]], and reload"
+            )
+        };
         has_rule.then_some(()).ok_or_else(why)
     }
 
@@ -177,6 +187,15 @@ impl Program for Service {
         self.connection_ended(ConnId(connection.0));
         self.unsynced.end_writer(v3::writer_of(connection));
     }
+}
+
+/// Bytes of a client's owner that are told: Linux begins with its version and its machine's name.
+const OWNER_BYTES_TOLD: usize = 64;
+
+/// What a client calls itself, for the log.
+fn owner_shown(owner: &[u8]) -> String {
+    let told = owner.get(..OWNER_BYTES_TOLD).unwrap_or(owner);
+    told.escape_ascii().to_string()
 }
 
 /// A random number that no client can guess; the same as `FileError` says when there is none.

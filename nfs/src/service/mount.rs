@@ -5,11 +5,12 @@
 //! would never be right (section 5.2.2 of the RFC: clients that crash are never taken off it),
 //! and would tell each client of the others.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use capstan_exports::clients::Refused;
 use capstan_exports::name::Name;
-use capstan_exports::{Export, FileError, FileType, Node};
+use capstan_exports::{Export, Exports, FileError, FileType, Node};
 use capstan_nfs_proto::codec::{Chain, Encode, List, Opaque};
 use capstan_nfs_proto::limits::MOUNT_PATH_BYTES_MAX;
 use capstan_nfs_proto::mount::{
@@ -17,7 +18,7 @@ use capstan_nfs_proto::mount::{
     MountResult, MountStatus,
 };
 use capstan_nfs_proto::v3::status::Status;
-use capstan_rpc_server::{Call, PEER_CAUSED};
+use capstan_rpc_server::{Call, PEER_REPEATS};
 use capstan_rpcrdma::rpc::{Accepted, AuthFlavor, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, WriteError, Writer};
 
@@ -56,7 +57,7 @@ pub(super) fn carry_out(
 }
 
 fn mount(context: &Context<'_>, path: DirPath<'_>, to: &mut Writer<'_>) -> Result<(), WriteError> {
-    let peer = context.call.peer;
+    let peer = context.call.peer.ip().to_canonical();
     let shown = path.0.escape_ascii();
     let found = find(context, path.0).and_then(|node| match context.handle(&node) {
         Some(handle) => Ok(handle),
@@ -65,14 +66,14 @@ fn mount(context: &Context<'_>, path: DirPath<'_>, to: &mut Writer<'_>) -> Resul
     match &found {
         Ok(_handle) => tracing::info!("{peer} mounts {shown} with NFS version 3"),
         Err(MountStatus::NOENT) => {
-            let there = paths_of(context);
+            let there = paths_of(context.exports, context.call.peer);
             tracing::info!(
-                target: PEER_CAUSED,
+                target: PEER_REPEATS,
                 "{peer} cannot mount {shown}: there is no such path; for it there {there}"
             );
         }
         Err(status) => {
-            tracing::info!(target: PEER_CAUSED, "{peer} cannot mount {shown}: {status}");
+            tracing::info!(target: PEER_REPEATS, "{peer} cannot mount {shown}: {status}");
         }
     }
     // Any flavor but AUTH_NONE, which is taken as well, but is no user.
@@ -91,9 +92,8 @@ fn mount(context: &Context<'_>, path: DirPath<'_>, to: &mut Writer<'_>) -> Resul
 const PATHS_TOLD: usize = 8;
 
 /// The first paths that the client may mount, in words.
-fn paths_of(context: &Context<'_>) -> String {
-    let all = context.exports.all();
-    let peer = context.call.peer;
+pub(super) fn paths_of(exports: &Exports, peer: SocketAddr) -> String {
+    let all = exports.all();
     let mine = all
         .iter()
         .map(|export| export.settings())

@@ -20,6 +20,8 @@ pub(crate) struct Grace {
     ends_us: Option<u64>,
     /// No reclaim makes it last longer than this.
     latest_us: u64,
+    /// It has ended, which was not told yet: owners that were waited for until then.
+    ended: Option<Vec<Arc<[u8]>>>,
 }
 
 impl Grace {
@@ -30,6 +32,7 @@ impl Grace {
             ends_us: (!owners.is_empty()).then_some(ends_us),
             entitled: owners,
             latest_us: ends_us.saturating_add(grace_us),
+            ended: None,
         }
     }
 
@@ -56,6 +59,17 @@ impl Grace {
 }
 
 impl State {
+    /// How many clients may reclaim what they had before the restart; 0 without a grace period.
+    pub fn entitled_count(&self) -> usize {
+        self.grace.entitled.len()
+    }
+
+    /// Once, when the grace period has ended: the owners of clients that have not come back, and
+    /// have lost what they had.
+    pub fn take_grace_end(&mut self) -> Option<Vec<Arc<[u8]>>> {
+        self.grace.ended.take()
+    }
+
     /// Whether the grace period lasts.
     pub fn is_in_grace(&mut self, now_us: u64) -> bool {
         self.end_grace_in_time(now_us);
@@ -83,7 +97,8 @@ impl State {
     /// be on stable storage before any client is given an open or a lock.
     fn end_grace(&mut self) {
         self.grace.ends_us = None;
-        self.grace.entitled.clear();
+        let late = std::mem::take(&mut self.grace.entitled);
+        self.grace.ended = Some(late.into_iter().collect());
         self.recording.push(Record::GraceEnded);
     }
 

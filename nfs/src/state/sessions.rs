@@ -2,6 +2,7 @@
 //! 18.36 and 18.37.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use capstan_nfs_proto::v4::args::{
     ChannelAttributes, ChannelDirection, ClientChannelDirection, CreateSession, CreateSessionFlags,
@@ -160,6 +161,12 @@ impl State {
         }
         self.recording.await_owner(&owner);
         reply
+    }
+
+    /// The owner of a client that CREATE_SESSION is to confirm.
+    pub(crate) fn unconfirmed_owner(&self, client: ClientId) -> Option<Arc<[u8]>> {
+        let client = self.clients.by_id(client)?;
+        (!client.is_confirmed).then(|| client.owner.clone())
     }
 
     fn try_create_session(

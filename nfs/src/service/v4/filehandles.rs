@@ -3,18 +3,21 @@
 //! 18.28).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use capstan_exports::name::{Name, NameRule};
 use capstan_exports::pseudo::PseudoEntry;
-use capstan_exports::{ExportId, FileError, FileType, Found, Handle, Node};
+use capstan_exports::{ExportId, FileError, FileType, Found, Handle, Node, PseudoId};
 use capstan_nfs_proto::codec::Opaque;
 use capstan_nfs_proto::v4::opnum::OpNum;
 use capstan_nfs_proto::v4::result::OpResult;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{Component, Filehandle};
+use capstan_rpc_server::PEER_CAUSED;
 
 use super::context::{Context, Object, Outcome, Results};
 use crate::service::failure::Failure;
+use crate::service::mount::paths_of;
 
 impl Context<'_> {
     /// PUTROOTFH, and PUTPUBFH, which is the same (RFC 8881, section 18.20.3).
@@ -100,7 +103,11 @@ impl Context<'_> {
             Object::Pseudo(directory) => {
                 let name = Name::new(component.0, NameRule::Utf8).map_err(FileError::from)?;
                 let entry = self.exports.tree().lookup(*directory, name);
-                self.entry(entry.ok_or(Status::NOENT)?)
+                let Some(entry) = entry else {
+                    self.tell_missing(*directory, &name);
+                    return Err(Status::NOENT.into());
+                };
+                self.entry(entry)
             }
             Object::File(directory) => {
                 check_directory(directory.node()?.file_type())?;
@@ -111,6 +118,23 @@ impl Context<'_> {
                 Ok(self.object_of(node)?)
             }
         }
+    }
+
+    /// A mount of a path that leads to no export ends here.
+    fn tell_missing(&self, directory: PseudoId, name: &Name<'_>) {
+        let peer = self.call.peer.ip().to_canonical();
+        if !self.service.missing.is_due(peer, Instant::now()) {
+            return;
+        }
+        let mut path = self.exports.tree().path(directory);
+        path.push(b'/');
+        path.extend_from_slice(name.bytes());
+        tracing::info!(
+            target: PEER_CAUSED,
+            "{peer} finds no {}: there is no such path; for it there {}",
+            path.escape_ascii(),
+            paths_of(self.exports, self.call.peer)
+        );
     }
 
     pub(super) fn look_up_parent(&mut self, results: &mut Results<'_, '_>) -> Outcome {

@@ -11,14 +11,11 @@ use capstan_nfs_proto::v4::types::{ClientId, OwnerBytes, ServerOwner, SessionId,
 use capstan_rpc_server::PEER_CAUSED;
 
 use super::context::{Context, Outcome, Results};
-use crate::service::random;
+use crate::service::{owner_shown, random};
 use crate::state::DestroySessionPlace;
 
 /// Stateids that are tested while the state is locked: some 0.1 ms.
 const TESTED_AT_ONCE: usize = 256;
-
-/// Bytes of a client's owner that are told: Linux begins with its version and its machine's name.
-const OWNER_BYTES_TOLD: usize = 64;
 
 impl Context<'_> {
     pub(super) fn exchange_id(
@@ -32,15 +29,6 @@ impl Context<'_> {
         let exchanged = self.service.with_state(|state, now_us| {
             state.exchange_id(arguments, minor_version, &peer, unguessable, now_us)
         })??;
-        if !exchanged.flags.contains(args::ExchangeIdFlags::CONFIRMED_R) {
-            let name = arguments.clientowner.ownerid.0;
-            let shown = name.get(..OWNER_BYTES_TOLD).unwrap_or(name).escape_ascii();
-            tracing::info!(
-                target: PEER_CAUSED,
-                "{} has come: NFS 4.{minor_version}, owner {shown}",
-                self.call.peer.ip().to_canonical()
-            );
-        }
         let owner: OwnerBytes<'_> = Opaque(&self.service.owner);
         Ok(results.push(&OpResult::ExchangeId(ExchangeIdOk {
             clientid: exchanged.client,
@@ -63,10 +51,24 @@ impl Context<'_> {
     ) -> Outcome {
         let peer = self.peer();
         let unguessable = random()?;
+        // A mount has several EXCHANGE_IDs, and confirms one of them.
+        let mut come = None;
         let created = self.service.with_state(|state, now_us| {
-            state.create_session(arguments, &peer, unguessable, now_us)
-        })??;
-        Ok(results.push(&OpResult::CreateSession(created))?)
+            let owner = state.unconfirmed_owner(arguments.clientid);
+            let created = state.create_session(arguments, &peer, unguessable, now_us);
+            come = owner.filter(|_| created.is_ok());
+            created
+        });
+        if let Some(owner) = come {
+            let shown = owner_shown(&owner);
+            tracing::info!(
+                target: PEER_CAUSED,
+                "{} has come: NFS 4.{}, owner {shown}",
+                self.call.peer.ip().to_canonical(),
+                self.minor_version.to_wire()
+            );
+        }
+        Ok(results.push(&OpResult::CreateSession(created??))?)
     }
 
     pub(super) fn bind_connection(

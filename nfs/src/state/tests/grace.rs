@@ -80,8 +80,15 @@ fn grace_ends_in_time_and_who_has_not_come_has_lost() {
     server.wait_us(GRACE_US - 1);
     assert_eq!(open_new(&mut server, &second_again), Err(Status::GRACE));
     server.wait_us(1);
+    assert_eq!(server.state.entitled_count(), 1);
+    assert_eq!(server.state.take_grace_end(), None);
     server.state.handle_timers(server.now_us);
     server.settle();
+    assert_eq!(
+        server.state.take_grace_end(),
+        Some(vec![first.name.clone().into()])
+    );
+    assert_eq!(server.state.take_grace_end(), None);
     assert!(open_new(&mut server, &second_again).is_ok());
     let late = server.join(1, 1);
     assert_eq!(reclaim(&mut server, &late), Err(Status::NO_GRACE));

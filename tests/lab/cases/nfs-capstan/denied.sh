@@ -24,8 +24,10 @@ done
 equal "lines of the log with the address" "$(grep -c 'WARN no network of any export has 10.10.0.2; add one' "$TARGET_LOG")" 1
 of_networks ''
 by_second 4.2 || fail "a client whose network was added is refused"
-matches "the log" "$(cat "$TARGET_LOG")" '10\.10\.0\.2 has come: NFS 4\.2, owner '
+equal "lines of the log for one mount" "$(grep -c '10\.10\.0\.2 has come: NFS 4\.2, owner ' "$TARGET_LOG")" 1
 umount "$SECOND"
+refused 'No such file or directory' nsenter --net=/run/netns/second mount -t nfs -o "retry=0,$(options_of 4.2 tcp)" "$TARGET_ADDRESS:/none" "$SECOND"
+matches "the log" "$(cat "$TARGET_LOG")" '10\.10\.0\.2 finds no /none: there is no such path; for it there is /'
 # shellcheck disable=SC2016 # The last line of sed.
 of_networks '/^\[\[export\]\]/,$d'
 refused 'access denied by server' by_second 4.2
