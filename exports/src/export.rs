@@ -85,8 +85,9 @@ pub enum ExportError {
         kind: i32,
     },
     /// The file system cannot be told from others after a restart.
-    #[error("exporting {}: its file system has no UUID that the kernel (6.9 and later) or \
-             /dev/disk/by-uuid tells; set one by hand (`file_system`), and keep it", path.display())]
+    #[error("exporting {}: its file system has no UUID that the kernel (6.9 and later, not of btrfs) or \
+             /dev/disk/by-uuid tells; `file_system = \"UUID\"` in its [[export]] is one that you keep \
+             (`uuidgen` makes one; --export-dir alone has no place for it)", path.display())]
     NoFileSystemId {
         /// The directory.
         path: PathBuf,
@@ -112,8 +113,9 @@ pub enum ExportError {
         id: u32,
     },
     /// It is below another export for clients, and not mounted there.
-    #[error("{inner} is below {outer} for clients, but {} is not what is mounted there; give it a \
-             `pseudo` that is not below {outer}", path.display())]
+    #[error("clients come to {inner} through the export {outer}, and {} is no mount point there that could be \
+             an export of its own, but a part of that one or elsewhere; give it a `pseudo` that is not below \
+             {outer}", path.display())]
     NotMountedThere {
         /// Path of the export for clients.
         inner: String,
@@ -349,8 +351,8 @@ pub(crate) struct Table {
     /// Those of the settings, and those mounted below them with `crossmnt`.
     pub(crate) by_id: HashMap<ExportId, Arc<Export>>,
     pub(crate) absent: Absent,
-    /// What is mounted below them and is not exported, of which the log was told.
-    pub(crate) refused: HashSet<Place>,
+    /// What is mounted below them and is not exported, in words.
+    pub(crate) refused: HashMap<Place, String>,
 }
 
 /// Exports that were not opened, as their file systems do not answer.
@@ -365,6 +367,13 @@ impl Absent {
     /// Whether an export that is not open is one of them, or may be.
     pub(crate) fn has(&self, id: ExportId) -> bool {
         self.crossmnt || self.ids.contains(&id)
+    }
+}
+
+impl ExportSettings {
+    /// What the handles of its files begin with.
+    pub fn handle_id(&self) -> ExportId {
+        self.id.unwrap_or_else(|| id_of_path(&self.client_path))
     }
 }
 
@@ -411,7 +420,7 @@ impl Exports {
         let mut missing = Absent::default();
         let present = exports.len();
         for (index, export) in exports.into_iter().chain(absent).enumerate() {
-            let id = export.id.unwrap_or_else(|| id_of_path(&export.client_path));
+            let id = export.handle_id();
             if index >= present {
                 missing.ids.insert(id);
                 missing.crossmnt |= export.crossmnt;
@@ -466,7 +475,7 @@ impl Exports {
                 tree: Arc::new(tree),
                 by_id,
                 absent: missing,
-                refused: HashSet::new(),
+                refused: HashMap::new(),
             }),
             writers,
         };

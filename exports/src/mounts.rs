@@ -11,7 +11,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 
-use crate::export::{Export, Exports, PLACE_MASK, Place};
+use crate::export::{Export, ExportError, ExportSettings, Exports, PLACE_MASK, Place, Table};
 use crate::handle::{ExportId, FileSystemId, KernelHandle};
 use crate::limits::{EXPORTS, MOUNT_POINTS};
 use crate::sys::{self, FdPath};
@@ -90,9 +90,52 @@ impl Export {
 
     /// Where it is mounted, for the log.
     fn found_at(&self) -> PathBuf {
-        let path = FdPath::new(self.root());
-        let path = nix::fcntl::readlink(path.as_c_str()).map(PathBuf::from);
-        path.unwrap_or_else(|_| self.settings.path.clone())
+        found_at(self.root()).unwrap_or_else(|| self.settings.path.clone())
+    }
+}
+
+/// Where it is mounted.
+fn found_at(root: BorrowedFd<'_>) -> Option<PathBuf> {
+    let path = FdPath::new(root);
+    let path = nix::fcntl::readlink(path.as_c_str()).ok();
+    path.map(PathBuf::from)
+}
+
+/// Why something cannot be exported with what it is mounted in, and what to do.
+fn why_not_with(outer: &ExportSettings, error: &ExportError) -> String {
+    if let ExportError::NoFileSystemId { .. } = error {
+        return "its file system has no UUID, and `file_system` above it is not its own; an \
+                [[export]] of its own with `file_system = \"UUID\"` exports it (`uuidgen` makes one)"
+            .to_owned();
+    }
+    let words = error.to_string();
+    let prefix = format!("exporting {}: ", outer.path.display());
+    words.strip_prefix(&prefix).unwrap_or(&words).to_owned()
+}
+
+/// Who tells the log of what is not exported.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Log {
+    Now,
+    /// Who opens the exports asks for it ([`Exports::not_exported`]).
+    Later,
+}
+
+impl Table {
+    /// Something that is mounted below an export is not exported with it. It is told of once.
+    fn refuse(&mut self, place: Place, (at, outer): (&Path, &ExportSettings), why: &str, log: Log) {
+        if self.refused.len() >= EXPORTS || self.refused.contains_key(&place) {
+            return;
+        }
+        let words = format!(
+            "{}, mounted below {}, is not exported with it (crossmnt): {why}",
+            at.display(),
+            outer.path.display()
+        );
+        if log == Log::Now {
+            tracing::warn!("{words}");
+        }
+        self.refused.insert(place, words);
     }
 }
 
@@ -142,7 +185,7 @@ fn adopt_points(exports: &Exports, export: &Arc<Export>, real: &Path, points: &[
         let Ok(fd) = openat2(export.root(), below, how) else {
             continue;
         };
-        if let Some(adopted) = exports.mounted_in(outer, fd.as_fd()) {
+        if let Some(adopted) = exports.take_in(outer, fd.as_fd(), Log::Later) {
             above.push((below.to_owned(), adopted));
         }
     }
@@ -161,6 +204,14 @@ fn id_of_mounted(outer: ExportId, file_system: FileSystemId, root: &KernelHandle
 }
 
 impl Exports {
+    /// What is mounted below exports with `crossmnt` and is not exported with them, each in words
+    /// that say what to do.
+    pub fn not_exported(&self) -> Vec<String> {
+        let mut words: Vec<_> = self.table().refused.values().cloned().collect();
+        words.sort_unstable();
+        words
+    }
+
     /// The export whose root is what is mounted in `outer` and open as `fd`: one of the settings,
     /// or one that `crossmnt` of `outer` makes. `None` where it is not exported.
     pub(crate) fn mounted_in(
@@ -168,6 +219,10 @@ impl Exports {
         outer: &Arc<Export>,
         fd: BorrowedFd<'_>,
     ) -> Option<Arc<Export>> {
+        self.take_in(outer, fd, Log::Now)
+    }
+
+    fn take_in(&self, outer: &Arc<Export>, fd: BorrowedFd<'_>, log: Log) -> Option<Arc<Export>> {
         let place = Place::of(&sys::statx(fd, PLACE_MASK).ok()?);
         // One that a reload has removed meanwhile takes nothing in, and one that it has changed
         // does so with its new settings.
@@ -188,9 +243,12 @@ impl Exports {
         let settings = outer.settings.clone();
         let id = |file_system, root: &_| id_of_mounted(outer.id, file_system, root);
         match Export::of_root(root, settings, id, Some(outer.clone()), &self.writers) {
-            Ok(export) => self.adopt(export),
+            Ok(export) => self.adopt(export, log),
             Err(error) => {
-                tracing::warn!("what is mounted below an export is not exported: {error}");
+                let at = found_at(fd).unwrap_or_else(|| outer.settings.path.clone());
+                let why = why_not_with(&outer.settings, &error);
+                self.table_to_change()
+                    .refuse(place, (&at, &outer.settings), &why, log);
                 None
             }
         }
@@ -199,7 +257,7 @@ impl Exports {
     /// A file system that was unmounted and mounted again takes the place of what it was. Where the
     /// same directory is mounted once more, handles lead to the mount that can only be read, as
     /// they do not tell by which one a file was found: the other has an id beside it.
-    fn adopt(&self, mut export: Export) -> Option<Arc<Export>> {
+    fn adopt(&self, mut export: Export, log: Log) -> Option<Arc<Export>> {
         let mut table = self.table_to_change();
         let by_id = &mut table.by_id;
         let outer = export.outer.as_ref()?;
@@ -217,15 +275,9 @@ impl Exports {
             held.map(|held| format!("the same directory is, at {}", held.found_at().display()))
         };
         if let Some(problem) = problem {
-            let (at, path) = (export.found_at(), &export.settings.path);
-            if table.refused.len() < EXPORTS && table.refused.insert(export.root_place) {
-                tracing::warn!(
-                    "{}, mounted below {}, is not exported: {problem}; export it with a path of \
-                     its own",
-                    at.display(),
-                    path.display(),
-                );
-            }
+            let why = format!("{problem}; export it with a path of its own");
+            let (at, place) = (export.found_at(), export.root_place);
+            table.refuse(place, (&at, &export.settings), &why, log);
             return None;
         }
         let export = Arc::new(export);

@@ -1,7 +1,7 @@
 //! A server: its listeners, its threads, and how it stops.
 
-use std::io;
-use std::net::SocketAddr;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use capstan_rdma::choose;
@@ -36,7 +36,7 @@ pub enum BindError {
         max: u64,
     },
     /// There can be no listener at an address.
-    #[error("cannot listen at {addr}: {why}; choose another address, or end what has this one")]
+    #[error("cannot listen at {addr}: {why}; {}", listen_step(*addr))]
     Listen {
         /// The address.
         addr: SocketAddr,
@@ -169,6 +169,16 @@ fn new_rdma(settings: &Settings) -> Result<Rdma, BindError> {
         what: "memory for RDMA",
         why: error.to_string(),
     })
+}
+
+/// What to do where there can be no listener.
+fn listen_step(addr: SocketAddr) -> &'static str {
+    match UdpSocket::bind((addr.ip(), 0)) {
+        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+            "choose an address of this machine (`ip address` lists them)"
+        }
+        _ => "choose another address, or end what has this one",
+    }
 }
 
 /// Makes a listener, and returns the address that was bound.

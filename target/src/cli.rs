@@ -43,7 +43,6 @@ pub enum Command {
         paths: Vec<PathBuf>,
     },
     /// Write the man pages of this program and of each command.
-    #[command(hide = true)]
     Man {
         /// Folder to write to, as /usr/local/share/man/man1.
         #[arg(long, value_name = "FOLDER")]

@@ -81,6 +81,14 @@ impl Identities {
     /// # Errors
     /// It cannot be read: hosts might take media for others.
     pub(crate) fn here() -> anyhow::Result<Self> {
+        Self::here_for(true)
+    }
+
+    /// The same; without namespaces on paths nothing is forgotten that hosts would notice.
+    ///
+    /// # Errors
+    /// As of [`here`](Self::here).
+    pub(crate) fn here_for(has_paths: bool) -> anyhow::Result<Self> {
         let boot = instance::boot()?;
         match Self::in_folder(state::folder(), boot) {
             Ok(all) => Ok(all),
@@ -88,7 +96,9 @@ impl Identities {
             Err(Unreadable { file, error })
                 if error.kind() == io::ErrorKind::PermissionDenied && state::is_by_default() =>
             {
-                tracing::warn!("{}", Forgotten(&file, &error));
+                if has_paths {
+                    tracing::warn!("{}", Forgotten(&file, &error));
+                }
                 Ok(Self::in_folder(None, boot)?)
             }
             Err(unreadable) => Err(unreadable.into()),

@@ -169,7 +169,7 @@ impl Running {
         let count = reactors(config);
         scheduling::check(&config.target.reactors);
         let mut lba_sizes = LbaSizes::here();
-        let mut identities = Identities::here()?;
+        let mut identities = Identities::here_for(state::has_paths(config))?;
         let (config, unknown, target, mut exports) =
             identify(config, &kinds, count, &mut lba_sizes, &mut identities)?;
         let config = &config;

@@ -16,7 +16,7 @@ use nix::sys::signal::kill;
 use nix::unistd::{Pid, linkat};
 
 pub use checks::warnings;
-pub(crate) use checks::{checks, for_nfs};
+pub(crate) use checks::{checks, for_nfs, has_paths};
 
 /// What systemd tells a service with `StateDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).

@@ -1,7 +1,7 @@
 //! What `check`, `doctor` and a start find out about exports: they open what would be served.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -13,6 +13,7 @@ use capstan_exports::{ExportSettings, Exports, Key};
 use capstan_nfs::state::stable::file::{StableFile, StableFileError};
 use capstan_rdma::ProviderKind;
 use nix::errno::Errno;
+use nix::unistd::geteuid;
 
 use super::server::STABLE_FILE;
 use super::{NEEDS_STATE, in_words};
@@ -40,7 +41,10 @@ pub(crate) fn checks(machine: &Machine, config: &Config, others: u64) -> Vec<Che
     let ports: Vec<_> = nfs.tcp.iter().chain(&nfs.rdma).copied().collect();
     checks.extend(nfs::kernel_server(machine, &ports));
     checks.extend(nfs.tcp.iter().map(|at| over_tcp(machine, *at)));
-    checks.extend(nfs.rdma.iter().map(|at| over_rdma(machine, nfs, *at)));
+    // One line for an address that is not this machine's.
+    let is_told = |at: &&SocketAddr| !nfs.tcp.is_empty() && UdpSocket::bind((at.ip(), 0)).is_err();
+    let rdma = nfs.rdma.iter().filter(|at| !is_told(at));
+    checks.extend(rdma.map(|at| over_rdma(machine, nfs, *at)));
     let exports = u64::try_from(nfs.exports.len()).unwrap_or(u64::MAX);
     checks.push(nfs::open_files(machine, others.saturating_add(exports)));
     checks
@@ -57,6 +61,10 @@ pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
             STATE,
             format!("{}, with the key of file handles", folder.display()),
         ),
+        Ok(false) if let Some(words) = key_was_lost(folder) => Check {
+            verdict: Verdict::Warning,
+            ..Check::ok(STATE, words)
+        },
         Ok(false) => Check::ok(
             STATE,
             format!(
@@ -82,6 +90,7 @@ pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
         }),
         Err(error) => checks.push(in_its_words(STATE, &error.to_string())),
     }
+    checks.extend(of_owner(folder));
     let mode = fs::metadata(folder).map_or(0, |of| of.mode() & 0o7777);
     if mode & 0o002 != 0 {
         checks.push(Check::warning(
@@ -92,6 +101,32 @@ pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
         ));
     }
     checks
+}
+
+/// Who owns a folder puts another key there, and makes a handle of any file with that.
+fn of_owner(folder: &Path) -> Option<Check> {
+    let uid = fs::metadata(folder).ok()?.uid();
+    let (path, mine) = (folder.display(), geteuid().as_raw());
+    (uid != 0 && uid != mine).then(|| {
+        Check::warning(
+            STATE,
+            format!("{path} belongs to user {uid}"),
+            "a folder of root's: its owner can put a key of its own there, and make a handle of any file",
+            format!("chown 0 {}", word_of(folder)),
+        )
+    })
+}
+
+/// That all handles of clients are stale, as there is no key and were clients.
+fn key_was_lost(folder: &Path) -> Option<String> {
+    let is_lost = matches!(Key::look(folder), Ok(false)) && folder.join(STABLE_FILE).exists();
+    is_lost.then(|| {
+        format!(
+            "the key of file handles ({}/export-handles.key) is gone, and a start makes a new one: what clients have mounted \
+             from before is stale then (ESTALE), and they have to mount again; restore it before, where there is a copy",
+            folder.display()
+        )
+    })
 }
 
 /// An export that the state folder is in.
@@ -157,8 +192,13 @@ fn of_exports(exports: &[ExportSettings], may: bool) -> Vec<Check> {
     let mut checks: Vec<Check> = there.iter().map(|export| of_export(export, may)).collect();
     let are_all = there.len() == exports.len();
     if may && are_all && checks.iter().all(|check| check.verdict == Verdict::Ok) {
-        let together = open(exports.to_vec()).err();
-        checks.extend(together.map(|error| in_its_words("exports", &error)));
+        match open(exports.to_vec()) {
+            Ok(opened) => checks.extend(opened.not_exported().into_iter().map(|words| Check {
+                verdict: Verdict::Warning,
+                ..Check::ok("crossmnt", words)
+            })),
+            Err(error) => checks.push(in_its_words("exports", &error)),
+        }
     }
     checks
 }
@@ -174,9 +214,9 @@ fn of_export(export: &ExportSettings, may: bool) -> Check {
 }
 
 /// No handle is made with this key.
-fn open(exports: Vec<ExportSettings>) -> Result<(), String> {
+fn open(exports: Vec<ExportSettings>) -> Result<Exports, String> {
     let opened = Exports::open(Key::from_bytes([0; KEY_BYTES]), exports);
-    opened.map(drop).map_err(|error| error.to_string())
+    opened.map_err(|error| error.to_string())
 }
 
 fn over_tcp(machine: &Machine, at: SocketAddr) -> Check {

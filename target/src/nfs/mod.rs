@@ -147,14 +147,38 @@ impl Files {
             service.exports_changed(&changes);
         }
         for change in &changes {
-            let more = match change.changed {
-                Changed::Removed => renamed(change, &changes).unwrap_or_default(),
-                _ => format!("; {}", of_clients(&change.export.settings().clients)),
-            };
-            tracing::info!("{change}{more}");
+            if let Some(words) = in_words_of(change, &changes) {
+                tracing::info!("{words}");
+            }
+        }
+        for words in self.exports.not_exported() {
+            tracing::warn!("{words}");
         }
         changes
     }
+}
+
+/// A line for a change; one that has another id instead of the one before has one line for both.
+fn in_words_of(change: &Change, changes: &[Change]) -> Option<String> {
+    let settings = change.export.settings();
+    let beside = |changed| {
+        let mut same = changes.iter().filter(|other| {
+            other.changed == changed && other.export.settings().client_path == settings.client_path
+        });
+        same.next().map(|other| other.export.id().0)
+    };
+    Some(match change.changed {
+        Changed::Removed if beside(Changed::Added).is_some() => return None,
+        Changed::Removed => format!("{change}{}", renamed(change, changes).unwrap_or_default()),
+        Changed::Added if let Some(id) = beside(Changed::Removed) => format!(
+            "export {}: changed, {}; its id is {} now, and what clients had of the id {id} is stale; {}",
+            settings.client_path,
+            settings.path.display(),
+            change.export.id().0,
+            of_clients(&settings.clients)
+        ),
+        _ => format!("{change}; {}", of_clients(&settings.clients)),
+    })
 }
 
 /// What to do about an export that has gone as its path for clients has changed.

@@ -1,12 +1,12 @@
 //! Exports of a target, on a file system of the test's own.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
 use capstan_config::Config;
 use capstan_doctor::{Check, Machine, Verdict};
-use capstan_exports::{FileError, Node, OpenAccess};
+use capstan_exports::{FileError, Key, Node, OpenAccess};
 use capstan_nfs::state::stable::file::StableFile;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -202,11 +202,19 @@ fn root_the_state_folder_is_looked_at_as_a_start_uses_it() {
         Verdict::Error,
         "is not a folder; expected a folder that the target",
     );
-    one(&none, Verdict::Error, "does not exist");
+    one(&none, Verdict::Error, "(`install -d -m 750 ");
+    assert!(!said(&none)[0].1.contains("namespace"), "{:?}", said(&none));
+    chown(&state, Some(65534), None).unwrap();
+    one(&state, Verdict::Warning, "belongs to user 65534");
+    chown(&state, Some(0), None).unwrap();
     fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
     one(&state, Verdict::Warning, "has mode 0777");
     fs::set_permissions(&state, fs::Permissions::from_mode(0o750)).unwrap();
     let stable = state.join("nfs-clients");
+    fs::write(&stable, "").unwrap();
+    one(&state, Verdict::Warning, "export-handles.key) is gone");
+    fs::remove_file(&stable).unwrap();
+    Key::open_or_make(&state).unwrap();
     let (used, _) = StableFile::open(&stable).unwrap();
     one(&state, Verdict::Warning, "another server uses it");
     drop(used);
@@ -303,15 +311,42 @@ fn root_what_would_be_exported_is_opened_and_told_with_its_clients() {
         find(&of(&same.concat()), "export /other").verdict,
         Verdict::Ok
     );
-    let inner = place
-        .export("other", "")
-        .replace("\"/other\"", "\"/pub/other\"");
+    fs::create_dir(place.path("pub/inner")).unwrap();
+    let inner = place.export("pub/inner", "");
     let found = of(&[place.export("pub", ""), inner].concat());
     let check = find(&found, "exports");
     assert_eq!(check.verdict, Verdict::Error);
     assert!(
-        check.seen.contains("/pub/other is below /pub for clients"),
+        check
+            .seen
+            .contains("clients come to /pub/inner through the export /pub, and ")
+            && check
+                .seen
+                .contains("give it a `pseudo` that is not below /pub"),
         "{check:?}"
+    );
+    // It has no file handles.
+    mount(
+        None::<&str>,
+        &place.path("pub/inner"),
+        Some("proc"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
+    let found = of(&place.export("pub", "crossmnt = true"));
+    let told: Vec<_> = found
+        .iter()
+        .filter(|check| check.name == "crossmnt")
+        .collect();
+    let words = format!(
+        "{}, mounted below {}, is not",
+        place.path("pub/inner").display(),
+        path.display()
+    );
+    assert!(
+        matches!(&told[..], [check] if check.verdict == Verdict::Warning && check.seen.starts_with(&words)),
+        "{told:?}"
     );
 }
 

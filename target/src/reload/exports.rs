@@ -1,15 +1,15 @@
 //! What differs of the exports of two configurations, how much is served, and exports that come
 //! later as their file systems did not answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use capstan_config::{Config, Nfs};
-use capstan_exports::ExportSettings;
+use capstan_exports::{ExportId, ExportSettings};
 
 use super::Served;
 use crate::nfs::Files;
 
-/// How many have come, gone and changed, by their paths for clients.
+/// How many have come, gone and changed, as the log tells of each by what its handles begin with.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ExportsChanged {
     added: usize,
@@ -41,21 +41,27 @@ impl ExportsChanged {
         let of = |config: &Config| {
             let nfs = config.nfs.iter();
             let exports = nfs.flat_map(|nfs| nfs.exports.iter().chain(&nfs.absent).cloned());
-            let exports = exports.map(|export| (export.client_path.clone(), export));
+            let exports = exports.map(|export| (export.handle_id(), export));
             exports.collect::<BTreeMap<_, _>>()
         };
         let (before, after) = (of(served), of(wanted));
-        let is_changed = |(path, export)| before.get(path).is_some_and(|was| was != export);
+        let without = |of: &BTreeMap<ExportId, ExportSettings>, others: &BTreeMap<_, _>| {
+            let alone = of.iter().filter(|(id, _)| !others.contains_key(*id));
+            let paths = alone.map(|(_, export)| export.client_path.clone());
+            paths.collect::<BTreeSet<_>>()
+        };
+        let (added, removed) = (without(&after, &before), without(&before, &after));
+        // Those that have another id now.
+        let renumbered = added.intersection(&removed).count();
+        let is_changed = |(id, export)| before.get(id).is_some_and(|was| was != export);
         Self {
-            added: after
-                .keys()
-                .filter(|path| !before.contains_key(*path))
-                .count(),
-            removed: before
-                .keys()
-                .filter(|path| !after.contains_key(*path))
-                .count(),
-            changed: after.iter().filter(|&of| is_changed(of)).count(),
+            added: added.len().saturating_sub(renumbered),
+            removed: removed.len().saturating_sub(renumbered),
+            changed: after
+                .iter()
+                .filter(|&of| is_changed(of))
+                .count()
+                .saturating_add(renumbered),
         }
     }
 

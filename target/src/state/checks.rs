@@ -26,8 +26,13 @@ const EXPECTED: &str = "a folder that the target can write to: there it remember
 pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
     let variable = std::env::var(FOLDER_VARIABLE).ok();
     let mut checks = checks_of(machine, variable.as_deref());
-    if config.is_some_and(|config| !is_needed(config)) {
-        checks.iter_mut().for_each(done_without);
+    match config.filter(|config| !is_needed(config)) {
+        // What is wrong with it is said of the folder of NFS.
+        Some(config) if config.nfs.is_some() => {
+            checks.retain(|check| check.verdict == Verdict::Ok || is_of_variable(check));
+        }
+        Some(_) => checks.iter_mut().for_each(done_without),
+        None => {}
     }
     let runs_in = std::env::var(running::FOLDER_VARIABLE).ok();
     checks.extend(runtime_folder(runs_in.as_deref()));
@@ -46,6 +51,11 @@ fn runtime_folder(variable: Option<&str>) -> Option<Check> {
             "write the whole path",
         )
     })
+}
+
+/// Whether it is about the variable, and not about the folder.
+fn is_of_variable(check: &Check) -> bool {
+    check.seen.starts_with(FOLDER_VARIABLE)
 }
 
 fn checks_of(machine: &Machine, variable: Option<&str>) -> Vec<Check> {
@@ -69,7 +79,7 @@ fn checks_of(machine: &Machine, variable: Option<&str>) -> Vec<Check> {
 /// What is wrong with it for a target with this configuration, in lines.
 #[must_use]
 pub fn warnings(config: &Config) -> Vec<String> {
-    if !of_paths(config).any(|_| true) {
+    if !has_paths(config) {
         return Vec::new();
     }
     let mut checks = checks(&Machine::at(Path::new("/"), Vec::new()), Some(config));
@@ -81,6 +91,11 @@ pub fn warnings(config: &Config) -> Vec<String> {
 fn of_paths(config: &Config) -> impl Iterator<Item = &Namespace> {
     let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
     namespaces.filter(|namespace| matches!(namespace.backing, Backing::Path(_)))
+}
+
+/// Whether there are some.
+pub(crate) fn has_paths(config: &Config) -> bool {
+    of_paths(config).next().is_some()
 }
 
 /// Whether something that hosts know is written nowhere but in the state folder.
@@ -107,7 +122,7 @@ fn done_without(check: &mut Check) {
 /// What is said of `folder` for a server of NFS, which is refused without one: what it needs it for
 /// is `expected`.
 pub(crate) fn for_nfs(name: &str, folder: &Path, expected: &str) -> Check {
-    let check = check(&folder.display().to_string(), folder);
+    let check = check_for(&folder.display().to_string(), folder, For::Exports);
     let is_used = matches!(look(folder), Ok(_) | Err(Obstacle::Full { .. }));
     Check {
         name: name.to_owned(),
@@ -120,8 +135,20 @@ pub(crate) fn for_nfs(name: &str, folder: &Path, expected: &str) -> Check {
     }
 }
 
+/// What a folder is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum For {
+    Namespaces,
+    /// A target that has exports runs as root.
+    Exports,
+}
+
 /// `folder` in words, which is at `path`.
 fn check(named: &str, path: &Path) -> Check {
+    check_for(named, path, For::Namespaces)
+}
+
+fn check_for(named: &str, path: &Path, what: For) -> Check {
     let folder = Word::path(named.as_bytes());
     let (seen, remedy) = match waits::told(path, || look(path)) {
         Ok(free_bytes) => {
@@ -129,11 +156,17 @@ fn check(named: &str, path: &Path) -> Check {
         }
         Err(Obstacle::Missing) => (
             MISSING.to_owned(),
-            format!(
-                "make it for the user that the target runs as (`install -d -m 750 -o USER {folder}`), or name another one in \
+            match what {
+                For::Exports => format!(
+                    "make it as root, as which a target with exports runs (`install -d -m 750 {folder}`), or name another one in \
+                     {FOLDER_VARIABLE}"
+                ),
+                For::Namespaces => format!(
+                    "make it for the user that the target runs as (`install -d -m 750 -o USER {folder}`), or name another one in \
                  {FOLDER_VARIABLE}. Without one, write `nsid`, `uuid` and `lba` at each namespace that has a path, as hosts \
                  may take another medium for the one they had after a restart"
-            ),
+                ),
+            },
         ),
         Err(Obstacle::Unknown(error)) => (
             format!("cannot be looked at: {error}"),
@@ -157,10 +190,13 @@ fn check(named: &str, path: &Path) -> Check {
                 format!(
                     "belongs to user {uid} (mode {mode:04o}), and user {user} cannot read and write there"
                 ),
-                format!(
-                    "where the target runs as user {user} `sudo chown -R {user} {folder}` gives it to that; as root this can \
+                match what {
+                    For::Exports => "ask as root, as which a target with exports runs".to_owned(),
+                    For::Namespaces => format!(
+                        "where the target runs as user {user} `sudo chown -R {user} {folder}` gives it to that; as root this can \
                      be asked of any"
-                ),
+                    ),
+                },
             )
         }
         Err(Obstacle::Full { free_bytes }) => (
