@@ -146,7 +146,7 @@ impl Node {
                 };
                 let fd = is_directory.then(|| openat2(&around, &name, look));
                 let place = fd
-                    .and_then(|fd| sys::statx(fd.ok()?.as_fd(), PLACE_MASK).ok())
+                    .and_then(|fd| sys::statx_known(fd.ok()?.as_fd(), PLACE_MASK).ok())
                     .map(|stat| Place::of(&stat));
                 if place == Some(self.export().root_place()) {
                     return Some(entry.file_id);

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -25,6 +26,7 @@ use crate::key::{Key, OWNER_BYTES};
 use crate::limits::EXPORTS;
 use crate::name::NameRule;
 use crate::pseudo::{NestedExport, PseudoError, PseudoTree};
+use crate::still;
 use crate::sys::{self, NoHandle};
 use crate::uuid::file_system_id;
 use crate::writers::Writers;
@@ -174,6 +176,8 @@ pub struct Export {
     writers: Arc<Writers>,
     /// Number of the directory that it is mounted on, once it was looked for.
     mounted_on: OnceLock<Option<u64>>,
+    /// Its file system stands still ([`crate::still`]).
+    is_still: AtomicBool,
 }
 
 /// File systems whose directories nothing but this kernel changes. Others may have them changed by
@@ -257,6 +261,7 @@ impl Export {
             outer,
             writers: writers.clone(),
             mounted_on: OnceLock::new(),
+            is_still: AtomicBool::new(false),
         })
     }
 
@@ -301,6 +306,11 @@ impl Export {
         *self.mounted_on.get_or_init(find)
     }
 
+    /// Whether its file system stands still ([`crate::still`]).
+    pub(crate) const fn is_still(&self) -> &AtomicBool {
+        &self.is_still
+    }
+
     pub(crate) fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
@@ -342,6 +352,8 @@ pub struct Exports {
     pub(crate) key: Key,
     pub(crate) table: RwLock<Table>,
     pub(crate) writers: Arc<Writers>,
+    /// Mounts below exports of which threads are making exports.
+    pub(crate) adopted: Mutex<HashSet<Place>>,
 }
 
 /// All exports there are: what a reload puts in the place of what was there, at once.
@@ -478,6 +490,7 @@ impl Exports {
                 refused: HashMap::new(),
             }),
             writers,
+            adopted: Mutex::default(),
         };
         for export in exports.all() {
             if export.settings.crossmnt {
@@ -559,6 +572,7 @@ impl Exports {
                 if !presented.is_genuine(&self.key, export.file_system) {
                     return Err(FileError::Stale(StaleReason::Mac));
                 }
+                still::enter(&export)?;
                 Ok(Found::File(export, kernel))
             }
         }

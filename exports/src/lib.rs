@@ -26,6 +26,7 @@ pub mod node;
 pub mod pseudo;
 mod read;
 pub mod reload;
+pub mod still;
 mod sys;
 pub mod unsynced;
 mod uuid;

@@ -1,5 +1,7 @@
 //! How much of anything there is, and why so much.
 
+use std::time::Duration;
+
 /// Exports, those that `crossmnt` makes among them: a descriptor and a kilobyte each.
 pub const EXPORTS: usize = 1024;
 
@@ -57,3 +59,11 @@ pub const CHANGES_READ: usize = 2048;
 /// Entries of one such directory of which the kernel tells: an operation changes two at most, and
 /// all that counts of others is that they are there.
 pub const CHANGES_SEEN: usize = 8;
+
+/// How long a call of an export hangs before it counts as one of [`STILL_CALLS`]: many times as long
+/// as a disk takes.
+pub const STILL_AFTER: Duration = Duration::from_secs(2);
+/// Calls of an export that hang before its file system counts as standing still
+/// ([`still`](crate::still)): a quarter of the threads that may take the places of others
+/// (`SPARE_THREADS_MAX` of `rpc-server`), so that three exports can.
+pub const STILL_CALLS: usize = 16;

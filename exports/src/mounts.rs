@@ -1,16 +1,17 @@
 //! File systems that are mounted below an export with `crossmnt`: found when a client looks one up,
 //! and when the export is opened, as their handles have to be known after a restart before that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 
+use crate::error::FileError;
 use crate::export::{Export, ExportError, ExportSettings, Exports, PLACE_MASK, Place, Table};
 use crate::handle::{ExportId, FileSystemId, KernelHandle};
 use crate::limits::{EXPORTS, MOUNT_POINTS};
@@ -89,7 +90,7 @@ impl Export {
     }
 
     /// Where it is mounted, for the log.
-    fn found_at(&self) -> PathBuf {
+    pub(crate) fn found_at(&self) -> PathBuf {
         found_at(self.root()).unwrap_or_else(|| self.settings.path.clone())
     }
 }
@@ -113,11 +114,11 @@ fn why_not_with(outer: &ExportSettings, error: &ExportError) -> String {
     words.strip_prefix(&prefix).unwrap_or(&words).to_owned()
 }
 
-/// Who tells the log of what is not exported.
+/// When the log tells of what is not exported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Log {
     Now,
-    /// Who opens the exports asks for it ([`Exports::not_exported`]).
+    /// Where the exports are opened, it is asked for ([`Exports::not_exported`]).
     Later,
 }
 
@@ -185,7 +186,7 @@ fn adopt_points(exports: &Exports, export: &Arc<Export>, real: &Path, points: &[
         let Ok(fd) = openat2(export.root(), below, how) else {
             continue;
         };
-        if let Some(adopted) = exports.take_in(outer, fd.as_fd(), Log::Later) {
+        if let Ok(Some(adopted)) = exports.take_in(outer, fd.as_fd(), Log::Later) {
             above.push((below.to_owned(), adopted));
         }
     }
@@ -213,31 +214,65 @@ impl Exports {
     }
 
     /// The export whose root is what is mounted in `outer` and open as `fd`: one of the settings,
-    /// or one that `crossmnt` of `outer` makes. `None` where it is not exported.
+    /// or one that `crossmnt` of `outer` makes. `None` where it is not exported. What is not
+    /// exported, or was found before, is not asked for anything: it may not answer.
+    ///
+    /// # Errors
+    /// [`FileError::Absent`]: another thread is making an export of it.
     pub(crate) fn mounted_in(
         &self,
         outer: &Arc<Export>,
         fd: BorrowedFd<'_>,
-    ) -> Option<Arc<Export>> {
+    ) -> Result<Option<Arc<Export>>, FileError> {
         self.take_in(outer, fd, Log::Now)
     }
 
-    fn take_in(&self, outer: &Arc<Export>, fd: BorrowedFd<'_>, log: Log) -> Option<Arc<Export>> {
-        let place = Place::of(&sys::statx(fd, PLACE_MASK).ok()?);
+    fn take_in(
+        &self,
+        outer: &Arc<Export>,
+        fd: BorrowedFd<'_>,
+        log: Log,
+    ) -> Result<Option<Arc<Export>>, FileError> {
+        let Ok(stat) = sys::statx_known(fd, PLACE_MASK) else {
+            return Ok(None);
+        };
+        let place = Place::of(&stat);
         // One that a reload has removed meanwhile takes nothing in, and one that it has changed
         // does so with its new settings.
-        let outer = &self
-            .export(outer.id)
-            .filter(|now| now.root_place == outer.root_place)?;
+        let now = self.export(outer.id);
+        let Some(outer) = &now.filter(|now| now.root_place == outer.root_place) else {
+            return Ok(None);
+        };
         let known = |export: &&Arc<Export>| {
             export.root_place == place && export.outer.as_ref().is_some_and(|of| of.id == outer.id)
         };
         if let Some(export) = self.table().by_id.values().find(known) {
-            return Some(export.clone());
+            return Ok(Some(export.clone()));
         }
         if !outer.settings.crossmnt {
-            return None;
+            return Ok(None);
         }
+        // One that does not answer takes one thread.
+        if !self.adopted().insert(place) {
+            return Err(FileError::Absent);
+        }
+        let export = self.adopt_mounted(outer, fd, place, log);
+        self.adopted().remove(&place);
+        Ok(export)
+    }
+
+    /// The mounts of which threads are making exports.
+    fn adopted(&self) -> MutexGuard<'_, HashSet<Place>> {
+        self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn adopt_mounted(
+        &self,
+        outer: &Arc<Export>,
+        fd: BorrowedFd<'_>,
+        place: Place,
+        log: Log,
+    ) -> Option<Arc<Export>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let root = open(FdPath::new(fd).as_c_str(), flags, Mode::empty()).ok()?;
         let settings = outer.settings.clone();

@@ -16,6 +16,7 @@ use crate::file::{OpenAccess, OpenFile};
 use crate::handle::{Handle, KernelHandle};
 use crate::identity::Caller;
 use crate::name::Name;
+use crate::still;
 use crate::sys::{self, FdPath, NoHandle};
 
 /// A file of an export, open for nothing but to be looked at (`O_PATH`).
@@ -100,8 +101,10 @@ impl Node {
     /// Opens what a handle was found to stand for.
     ///
     /// # Errors
-    /// [`FileError::Stale`] where the file was deleted.
+    /// [`FileError::Stale`] where the file was deleted, [`FileError::Absent`] where its file system
+    /// stands still.
     pub fn open_handle(export: &Arc<Export>, kernel: &KernelHandle) -> Result<Self> {
+        still::enter(export)?;
         let fd =
             sys::open_by_handle(export.root(), kernel, LOOK.bits()).map_err(
                 |errno| match errno {
@@ -402,8 +405,9 @@ impl Entered {
             Self::Here(fd) => Node::look(export, fd),
             Self::Mounted(fd) => {
                 let inner = exports
-                    .mounted_in(export, fd.as_fd())
+                    .mounted_in(export, fd.as_fd())?
                     .ok_or(FileError::OtherFileSystem)?;
+                still::enter(&inner)?;
                 Node::look(&inner, fd)
             }
         }

@@ -151,9 +151,19 @@ fn owned(fd: RawFd) -> Result<OwnedFd> {
 
 /// `statx(2)` of an open file (`O_PATH` is enough; of a link that is open so, of the link).
 pub(crate) fn statx(fd: BorrowedFd<'_>, mask: libc::c_uint) -> Result<libc::statx> {
-    let mut stat = MaybeUninit::<libc::statx>::zeroed();
     // With another flag the kernel would walk the empty path, which takes as long as the rest.
-    let flags = libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
+    statx_with(fd, libc::AT_NO_AUTOMOUNT, mask)
+}
+
+/// As [`statx`], from what the kernel knows of the file: a file system whose server does not answer
+/// is not asked.
+pub(crate) fn statx_known(fd: BorrowedFd<'_>, mask: libc::c_uint) -> Result<libc::statx> {
+    statx_with(fd, libc::AT_STATX_DONT_SYNC, mask)
+}
+
+fn statx_with(fd: BorrowedFd<'_>, flags: libc::c_int, mask: libc::c_uint) -> Result<libc::statx> {
+    let mut stat = MaybeUninit::<libc::statx>::zeroed();
+    let flags = libc::AT_EMPTY_PATH | flags;
     // SAFETY: the path is empty and ends; the kernel writes one struct statx into `stat`.
     let done = unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, mask, stat.as_mut_ptr()) };
     Errno::result(done)?;

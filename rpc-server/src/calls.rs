@@ -164,7 +164,10 @@ impl Calls {
     /// of those that are with connections `oldest_us` is the oldest.
     pub(crate) fn look(&mut self, oldest_us: Option<u64>, now_us: u64, program: &dyn Program) {
         let looked = self.workers.look(now_us);
-        self.stuck = looked.stuck;
+        let was_stuck = std::mem::replace(&mut self.stuck, looked.stuck.len());
+        if was_stuck > 0 || self.stuck > 0 {
+            program.stuck(&looked.stuck);
+        }
         let oldest_us = [oldest_us, looked.oldest_us].into_iter().flatten().min();
         // What comes from now on is later.
         let now = (self.under_way > 0).then_some(now_us);

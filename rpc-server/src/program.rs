@@ -1,7 +1,8 @@
 //! What carries out calls.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 use capstan_memory::Span;
 use capstan_rpcrdma::xdr::{DataItem, Reader, Writer};
@@ -127,6 +128,12 @@ pub trait Program: Send + Sync + 'static {
     /// later. It must not block.
     fn waits_since(&self, since: Option<Instant>) {
         let _ = since;
+    }
+
+    /// These threads are in one call each for so long. Told now and then while there are any, and
+    /// once when there are none any more. It must not block.
+    fn stuck(&self, threads: &[(ThreadId, Duration)]) {
+        let _ = threads;
     }
 
     /// A connection has ended, and no call of it is under way. It may block.

@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::Duration;
 
 use capstan_memory::Span;
 use capstan_reactor::Sender;
@@ -226,6 +227,8 @@ struct Queue {
 struct Seat {
     /// There is a thread of the number.
     is_taken: bool,
+    /// Which one, once it runs.
+    thread: Option<ThreadId>,
     /// How much it has begun.
     begun: u64,
     /// It is at something now, of which a client waits for the answer since then.
@@ -256,6 +259,16 @@ impl Queue {
         number
     }
 
+    /// The threads that are stuck, and for how long.
+    fn stuck(&self, now_us: u64) -> Vec<(ThreadId, Duration)> {
+        let stuck = self.seats.iter().filter(|seat| seat.is_stuck);
+        let stuck = stuck.filter_map(|seat| {
+            let time_us = now_us.saturating_sub(seat.seen.1);
+            Some((seat.thread?, Duration::from_micros(time_us)))
+        });
+        stuck.collect()
+    }
+
     /// A thread has nothing to do any more, and was stuck or not.
     fn comes_back(&mut self, number: usize) -> bool {
         let Some(seat) = self.seats.get_mut(number) else {
@@ -263,6 +276,12 @@ impl Queue {
         };
         seat.at = None;
         std::mem::replace(&mut seat.is_stuck, false)
+    }
+
+    fn is_of(&mut self, number: usize, thread: ThreadId) {
+        if let Some(seat) = self.seats.get_mut(number) {
+            seat.thread = Some(thread);
+        }
     }
 
     fn leave_seat(&mut self, number: usize) {
@@ -311,12 +330,12 @@ impl Shared {
 }
 
 /// What [`Workers::look`] has found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Looked {
     /// When the oldest call came that the program may not have heard of.
     pub(crate) oldest_us: Option<u64>,
-    /// Threads that are stuck.
-    pub(crate) stuck: usize,
+    /// Threads that are stuck, and for how long.
+    pub(crate) stuck: Vec<(ThreadId, Duration)>,
 }
 
 /// The threads.
@@ -406,7 +425,7 @@ impl Workers {
         let (threads, stuck) = queue.threads();
         let looked = Looked {
             oldest_us: queue.oldest_us(),
-            stuck,
+            stuck: queue.stuck(now_us),
         };
         drop(queue);
         self.threads.retain(|thread| !thread.is_finished());
@@ -449,6 +468,7 @@ impl Drop for Workers {
 /// The thread of a number, of which `count` are to be free.
 fn work(shared: &Shared, number: usize, count: usize) {
     let program = &*shared.program;
+    shared.queue().is_of(number, thread::current().id());
     loop {
         let mut queue = shared.queue();
         let was_stuck = queue.comes_back(number);

@@ -23,15 +23,16 @@ mod v4;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use capstan_exports::cache::OpenFiles;
 use capstan_exports::clients::Refused;
 use capstan_exports::limits::UNSYNCED_FILES;
 use capstan_exports::reload::Change;
+use capstan_exports::still::{self, Still};
 use capstan_exports::unsynced::UnsyncedFiles;
 use capstan_exports::{ExportId, Exports, FileError};
 use capstan_rpc_server::{Call, ConnectionNumber, Outcome, Program};
@@ -79,6 +80,8 @@ pub struct Service {
     /// When the oldest call came that waits to be carried out, in microseconds since the service
     /// began; `u64::MAX`: none does.
     heard_us: AtomicU64,
+    /// Exports whose file systems stand still.
+    still: Mutex<Still>,
     owner: Box<[u8]>,
 }
 
@@ -100,6 +103,7 @@ impl Service {
             missing: Told::default(),
             started: Instant::now(),
             heard_us: AtomicU64::new(u64::MAX),
+            still: Mutex::default(),
             owner: settings.owner,
         }))
     }
@@ -150,6 +154,7 @@ impl Service {
 
 impl Program for Service {
     fn call(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
+        still::begin_call();
         rpc::carry_out(self, call, reply)
     }
 
@@ -176,6 +181,11 @@ impl Program for Service {
 
     fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
         rpc::refuse(call, reply)
+    }
+
+    fn stuck(&self, threads: &[(ThreadId, Duration)]) {
+        let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
+        self.exports.stand_still(threads, &mut still);
     }
 
     fn waits_since(&self, since: Option<Instant>) {

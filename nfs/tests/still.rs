@@ -1,0 +1,63 @@
+//! An export whose file system stands still.
+
+mod support;
+
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use capstan_exports::limits::{STILL_AFTER, STILL_CALLS};
+use capstan_nfs_proto::v4::op::Op;
+use capstan_nfs_proto::v4::status::Status;
+use capstan_rpc_server::Program as _;
+
+use support::files::BOTH;
+use support::{Served, put};
+
+#[test]
+fn root_calls_are_put_off_while_others_of_the_export_hang_until_one_comes_back() {
+    let served = Served::new();
+    put(&served.path().join("file"), b"data", 0, 0o644);
+    let mut client = served.client("one");
+    let file = client.open("file", "o", BOTH);
+    let (tell, told) = channel();
+    let gate = Barrier::new(STILL_CALLS + 1);
+    let answers = thread::scope(|scope| {
+        for number in 0..STILL_CALLS {
+            let (tell, served, gate, put) = (tell.clone(), &served, &gate, file.put());
+            scope.spawn(move || {
+                let mut client = served.client(&format!("hanging {number}"));
+                tell.send((thread::current().id(), client.status(&[put])))
+                    .unwrap();
+                gate.wait();
+            });
+        }
+        let threads: Vec<_> = told.iter().take(STILL_CALLS).collect();
+        let mut told_of = |count: usize, time: Duration| {
+            let hanging = threads
+                .iter()
+                .take(count)
+                .map(|(thread, _)| (*thread, time));
+            served.service.stuck(&hanging.collect::<Vec<_>>());
+            let of_it = client.status(&[file.put()]);
+            (of_it, client.status(&[Op::PutRootFh]))
+        };
+        let answers = [
+            told_of(STILL_CALLS, STILL_AFTER / 2),
+            told_of(STILL_CALLS - 1, STILL_AFTER),
+            told_of(STILL_CALLS, STILL_AFTER),
+            told_of(STILL_CALLS, 2 * STILL_AFTER),
+            told_of(STILL_CALLS - 1, 2 * STILL_AFTER),
+            told_of(0, Duration::ZERO),
+        ];
+        gate.wait();
+        assert!(threads.iter().all(|(_, status)| *status == Status::OK));
+        answers
+    });
+    let (goes_on, put_off) = ((Status::OK, Status::OK), (Status::DELAY, Status::OK));
+    assert_eq!(
+        answers,
+        [goes_on, goes_on, put_off, put_off, goes_on, goes_on]
+    );
+}
