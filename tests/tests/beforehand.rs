@@ -122,6 +122,28 @@ fn a_write_without_room_writes_nothing() {
     assert_eq!(setting.written(), 4096);
 }
 
+/// Some files of /proc have no end that can be sought.
+#[test]
+fn a_file_that_the_kernel_makes_up_is_written() {
+    let setting = Setting::new();
+    for file in ["/proc/cpuinfo", "/proc/version"] {
+        let bytes = fs::read(file).unwrap();
+        told(&setting.run("write", &["-d", file], Stdio::null()));
+        let whole = bytes.len().next_multiple_of(4096).to_string();
+        let back = setting.dir.path().join("back");
+        let args = ["-z", &whole, "-d", utf8(&back)];
+        told(&setting.run("read", &args, Stdio::null()));
+        // The first line of it is what it was, whatever its figures are.
+        let line = |bytes: Vec<u8>| {
+            bytes
+                .split(|&byte| byte == b'\n')
+                .next()
+                .map(<[u8]>::to_vec)
+        };
+        assert_eq!(line(fs::read(back).unwrap()), line(bytes), "{file}");
+    }
+}
+
 #[test]
 fn of_a_pipe_what_fits_is_written_and_the_rest_is_told() {
     let setting = Setting::new();
@@ -255,16 +277,6 @@ fn a_request_of_the_library_that_leaves_the_namespace_changes_nothing() {
     target.stop();
 }
 
-/// The first page of swap space, of which blkid asks for no more.
-fn swap_header() -> Vec<u8> {
-    let mut page = vec![0; 4096];
-    let last_page = u32::try_from(SIZE / 4096 - 1).unwrap();
-    page[1024..1028].copy_from_slice(&1_u32.to_le_bytes());
-    page[1028..1032].copy_from_slice(&last_page.to_le_bytes());
-    page[4086..].copy_from_slice(b"SWAPSPACE2");
-    page
-}
-
 /// A partition table begins at LBA 1 and at the last LBA (UEFI 2.10, 5.3.2): those of the
 /// namespace, which a file that tools look at does not have.
 #[test]
@@ -326,6 +338,16 @@ fn a_bench_that_writes_looks_at_the_largest_namespaces() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!said.contains("not found out"), "{said}");
     told(&output);
+}
+
+/// The first page of swap space, of which blkid asks for no more.
+fn swap_header() -> Vec<u8> {
+    let mut page = vec![0; 4096];
+    let last_page = u32::try_from(SIZE / 4096 - 1).unwrap();
+    page[1024..1028].copy_from_slice(&1_u32.to_le_bytes());
+    page[1028..1032].copy_from_slice(&last_page.to_le_bytes());
+    page[4086..].copy_from_slice(b"SWAPSPACE2");
+    page
 }
 
 #[test]

@@ -532,9 +532,13 @@ fn len_ahead(mut file: &File) -> io::Result<Option<u64>> {
         return Ok(None);
     }
     let at = file.stream_position()?;
-    let end = file.seek(io::SeekFrom::End(0))?;
+    // Files that the kernel makes up (/proc) have no end to be sought, or a length of zero,
+    // whatever they hold.
+    let end = match file.seek(io::SeekFrom::End(0)) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(None),
+        end => end?,
+    };
     file.seek(io::SeekFrom::Start(at))?;
-    // Files that the kernel makes up (/proc) have a length of zero, whatever they hold.
     Ok(Some(end.saturating_sub(at)).filter(|len| *len > 0))
 }
 
