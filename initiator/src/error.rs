@@ -91,6 +91,8 @@ pub enum ConnectError {
         reason: String,
         /// What to do.
         next: String,
+        /// A target has said so (RDMA_CM Reject), and not its machine or its network.
+        by_target: bool,
     },
     /// Over NVMe/TCP no ICResp came: the other side sent something else, or closed the connection.
     #[error("queue {qid}: no ICResp came: {why}{}", next_of_mute(*is_mute))]
@@ -278,10 +280,8 @@ impl TransportFailures {
     /// Why, of each, without the next step: that was to take another transport.
     pub(crate) fn without_next_steps(&self) -> String {
         let each = self.0.iter();
-        let texts: Vec<_> = each
-            .map(|(name, error)| format!("{name}: {}", error.without_next_step()))
-            .collect();
-        texts.join("; ")
+        let each = each.map(|(name, error)| format!("{name}: {}", error.without_next_step()));
+        each.collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -347,12 +347,17 @@ fn a_lost_target_is_told_and_io_fails_in_the_end() {
     let at = own_address();
     let daemon = Daemon::start("ram:16MiB", 4096, at);
     let machine = Machine::new(at);
-    let device = machine.attach(&["--ctrl-loss-tmo", "3"]);
+    let device = machine.attach(&["--ctrl-loss-tmo", "5"]);
     daemon.kill();
     wait_until("it says reconnecting", || {
         machine.list()[0]["state"] == "reconnecting"
     });
     assert!(machine.list()[0]["attempt"].as_u64().unwrap() >= 1);
+    let text = told(&machine.run("list", &[]));
+    for words in ["reconnecting: attempt ", ", I/O fails in "] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains("does not take it back"), "{text}");
     let reading = Instant::now();
     let error = read_fails(&device);
     assert!(error.contains("Input/output error"), "{error}");

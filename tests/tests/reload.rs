@@ -140,7 +140,9 @@ fn list_says_why_a_target_does_not_take_a_host_back() {
     daemon.wait_for_log(&["were like this: refused a Connect"]);
     let text = told(&machine.run("list", &[]));
     assert!(
-        text.contains("see below") && text.contains("Connect Invalid Host"),
+        text.contains("see below")
+            && text.contains("Connect Invalid Host")
+            && text.contains(", I/O fails in "),
         "{text}"
     );
     // It tries each second, and is told of once.

@@ -215,7 +215,7 @@ impl List {
             rows.iter().map(Row::cells),
         )?;
         for row in &rows {
-            if let Some(text) = row.below() {
+            if let Some(text) = row.state.below() {
                 output::line(&format!("{}: {text}", row.record.name()))?;
             }
         }
@@ -339,14 +339,6 @@ impl Row {
         told
     }
 
-    /// What there is to say of it in a line of its own: also why it waits, where the target refuses
-    /// nothing and is just not there.
-    fn below(&self) -> Option<&str> {
-        let is_waiting = self.state.state == "reconnecting";
-        let why = is_waiting.then_some(&self.state.detail);
-        self.state.attention.as_ref().or(why).map(String::as_str)
-    }
-
     fn state_in_words(&self) -> String {
         let State {
             state,
@@ -355,7 +347,7 @@ impl Row {
             ..
         } = &self.state;
         let attempt = attempt.map(|attempt| format!("attempt {attempt}"));
-        let see = self.below().map(|_| match state.as_str() {
+        let see = self.state.below().map(|_| match state.as_str() {
             "live" => "but see below".to_owned(),
             _ => "see below".to_owned(),
         });

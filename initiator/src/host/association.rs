@@ -320,8 +320,15 @@ impl Host {
         now_us: u64,
     ) {
         if self.is_opening(qid) {
+            let by_target = matches!(reason, RejectReason::Consumer);
             let (reason, next) = words::rejected(reason, private_data);
-            self.fail(ConnectError::Rejected { qid, reason, next }, now_us);
+            let cause = ConnectError::Rejected {
+                qid,
+                reason,
+                next,
+                by_target,
+            };
+            self.fail(cause, now_us);
         }
     }
 

@@ -420,6 +420,7 @@ mod tests {
                 qid: 0,
                 reason: "nothing listens there".to_owned(),
                 next: "check the address".to_owned(),
+                by_target: false,
             },
         );
         assert_eq!(rejected.len(), 1);

@@ -1,5 +1,6 @@
 //! The socket of a serving process: one request, one answer, both a line of JSON.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -83,6 +84,20 @@ impl State {
     #[must_use]
     pub fn is_live(&self) -> bool {
         matches!(self.state.as_str(), "live" | "refused")
+    }
+
+    /// What there is to say of it in a line of its own: also why it waits, and until when.
+    #[must_use]
+    pub fn below(&self) -> Option<Cow<'_, str>> {
+        let (detail, attention) = (self.detail.as_str(), self.attention.as_deref());
+        if self.state != "reconnecting" {
+            return attention.map(Cow::Borrowed);
+        }
+        Some(match attention {
+            Some(text) if text.contains(detail) => Cow::Borrowed(text),
+            Some(text) if !detail.contains(text) => Cow::Owned(format!("{text}; {detail}")),
+            _ => Cow::Borrowed(detail),
+        })
     }
 }
 
@@ -174,6 +189,31 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::{Answer, ControlSocket, Request, State, ask};
+
+    #[test]
+    fn what_waits_says_until_when_whatever_else_there_is() {
+        let below = |state: &str, attention: Option<&str>| {
+            let state = State {
+                state: state.to_owned(),
+                detail: "fails in 3 s; lost".to_owned(),
+                attention: attention.map(str::to_owned),
+                ..State::default()
+            };
+            state.below().map(|text| text.into_owned())
+        };
+        for (attention, told) in [
+            (None, "fails in 3 s; lost"),
+            (Some("lost"), "fails in 3 s; lost"),
+            (
+                Some("refused: fails in 3 s; lost"),
+                "refused: fails in 3 s; lost",
+            ),
+            (Some("unmounted"), "unmounted; fails in 3 s; lost"),
+        ] {
+            assert_eq!(below("reconnecting", attention).as_deref(), Some(told));
+            assert_eq!(below("live", attention).as_deref(), attention);
+        }
+    }
 
     #[test]
     fn a_question_is_answered() {

@@ -503,13 +503,7 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         Some(text) => format!("{}; {text}", now.status),
         None => now.status.to_string(),
     };
-    let attention = of_namespace.or_else(|| match &now.status {
-        AssociationStatus::Connecting {
-            cause: Some(cause), ..
-        }
-        | AssociationStatus::Waiting { cause, .. } => refusal(cause),
-        _ => None,
-    });
+    let attention = of_namespace.or_else(|| refusal(&now.status));
     let refused = of_it(&now.refused);
     // The controller is there, and the volume is not.
     let state = match state {
@@ -530,9 +524,60 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
     }
 }
 
-/// That the target does not want this host, which no attempt changes by itself.
-fn refusal(cause: &ConnectError) -> Option<String> {
-    let is_refusal = matches!(cause, ConnectError::Refused { .. });
-    let is_refusal = is_refusal || cause.next_step().is_some();
-    is_refusal.then(|| format!("the target does not take it back, and its I/O waits: {cause}"))
+/// That the target does not want this host, which no attempt changes by itself: a target that is
+/// there, and says so.
+fn refusal(status: &AssociationStatus) -> Option<String> {
+    let (AssociationStatus::Connecting {
+        cause: Some(cause), ..
+    }
+    | AssociationStatus::Waiting { cause, .. }) = status
+    else {
+        return None;
+    };
+    let is_refusal = matches!(
+        **cause,
+        ConnectError::Refused { .. }
+            | ConnectError::Rejected {
+                by_target: true,
+                ..
+            }
+    );
+    is_refusal.then(|| format!("the target does not take it back, and its I/O waits: {status}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{AssociationStatus, ConnectError, refusal};
+
+    /// Most outages over RDMA are told by the machine of the target, on which nothing listens.
+    #[test]
+    fn only_a_target_that_is_there_refuses_and_says_until_when_io_waits() {
+        let of = |by_target| {
+            let cause = ConnectError::Rejected {
+                qid: 0,
+                reason: "a reason".to_owned(),
+                next: "a step".to_owned(),
+                by_target,
+            };
+            refusal(&AssociationStatus::Waiting {
+                attempt: 3,
+                next_in_ms: 400,
+                fails_in_ms: Some(17_000),
+                cause: Arc::new(cause),
+            })
+        };
+        assert_eq!(of(false), None);
+        let told = of(true).expect("it is refused");
+        for words in [
+            "does not take it back",
+            "I/O fails in 17 s",
+            "a reason",
+            "a step",
+        ] {
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        assert_eq!(refusal(&AssociationStatus::Live), None);
+    }
 }
