@@ -125,6 +125,40 @@ fn without_a_subsystem_those_that_are_offered_are_tried() {
     target.stop();
 }
 
+/// One that takes this host may have nothing for it, and another one has.
+#[test]
+fn without_a_subsystem_one_with_nothing_to_read_is_passed_over() {
+    let empty = "nqn.2026-11.org.example:a-volume-before";
+    let start = |namespace: &str| {
+        TestTarget::start(&format!(
+            "[target]\nreactors = 1\n[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
+             [[subsystem]]\nnqn = \"{empty}\"\nallow_any_host = true\n\
+             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n{namespace}"
+        ))
+    };
+    let target = start("[[subsystem.namespace]]\nnsid = 7\nram = \"1MiB\"\n");
+    for args in [&[][..], &["-N", "7"]] {
+        let (report, output) = doctor(target.addresses[0], args);
+        assert_eq!(output.status.code(), Some(0), "{report:#}");
+        let namespace = check(&report, "namespace")["seen"].as_str().unwrap();
+        assert!(namespace.starts_with("7: "), "{namespace}");
+        let text = report.to_string();
+        let passed_over = format!("subsystem {empty} has no namespace ");
+        assert!(text.contains(&passed_over), "{text}");
+        assert!(has(&report, "latency"));
+    }
+    for args in [&["-N", "8"][..], &["-n", empty]] {
+        let (report, output) = doctor(target.addresses[0], args);
+        assert_error(&report, &output, "namespace", "has no namespace ");
+    }
+    target.stop();
+    let target = start("");
+    let (report, output) = doctor(target.addresses[0], &[]);
+    assert_error(&report, &output, "namespace", "has no namespace 1");
+    assert_eq!(report["errors"], 2, "{report:#}");
+    target.stop();
+}
+
 /// There is nothing to try, and what there is to do is said.
 #[test]
 fn without_a_subsystem_that_is_offered_nothing_is_tried() {

@@ -15,10 +15,11 @@ use nix::libc;
 
 use super::super::offers::{Offers, names_told};
 use super::super::output;
+use super::exercise::{namespace_to_read, nothing_to_read};
 use super::reach::Reached;
 
-/// Subsystems that are tried where none is named: each may take as long as a connection.
-const TRIED_MAX: usize = 4;
+/// Subsystems that are tried where none is named. Those behind one that does not answer are not.
+const TRIED_MAX: usize = 16;
 const LOG: &str = "see the target's log: journalctl -u capstan-target";
 
 /// Connects to the discovery service and reads its log. `false` when it is of no use to go on.
@@ -102,8 +103,13 @@ fn offers(
 }
 
 /// Connects to the subsystem that was named; without one, to the first of those that are offered
-/// which takes this host. Says what was not tried.
-pub(super) fn connect(reached: &mut Reached, checks: &mut Vec<Check>) -> Option<DirectQueue> {
+/// which takes this host and has something for it to read from: the namespace `nsid`, where that
+/// was named. Says what was not tried.
+pub(super) fn connect(
+    reached: &mut Reached,
+    nsid: Option<u32>,
+    checks: &mut Vec<Check>,
+) -> Option<DirectQueue> {
     if reached.connect.nqn.is_some() {
         return connect_to_named(reached, checks).ok().flatten();
     }
@@ -136,7 +142,15 @@ pub(super) fn connect(reached: &mut Reached, checks: &mut Vec<Check>) -> Option<
             refusals.append(&mut of_it);
             continue;
         };
-        // Another one takes this host, which is what was asked for.
+        if let Some(queue) = &connected
+            && let Err(error) = namespace_to_read(queue, nsid)
+        {
+            refusals.append(&mut of_it);
+            refusals.push(nothing_to_read(&error, &reached.connect.way()));
+            connected?.close();
+            continue;
+        }
+        // Another one has what was asked for.
         for mut refusal in refusals {
             if refusal.verdict == Verdict::Error {
                 refusal.verdict = Verdict::Warning;

@@ -16,39 +16,45 @@ const LARGE_BYTES: u32 = 128 << 10;
 const COMPARISONS: usize = 3;
 const LOG: &str = "see the target's log: journalctl -u capstan-target";
 
-/// Reads, compares and verifies the first LBAs of a namespace, and ends the association. `None`
+/// The namespace `nsid`, or the first that can be read where none is named.
+///
+/// # Errors
+/// There is none; without a name, the first that there could be is said not to be there.
+pub(super) fn namespace_to_read(
+    queue: &DirectQueue,
+    nsid: Option<u32>,
+) -> Result<NamespaceInfo, IoError> {
+    let mut readable = queue.namespaces().iter().filter(|n| n.unusable.is_none());
+    let first = readable.next().map(|namespace| namespace.nsid);
+    queue.namespace(nsid.or(first).unwrap_or(1)).cloned()
+}
+
+/// That there is none.
+pub(super) fn nothing_to_read(error: &IoError, way: &Way) -> Check {
+    let mend = format!("capstan list-ns {way}; give one that it shows with -N");
+    let expected = "one that can be read";
+    Check::error("namespace", error.to_string(), expected, mend)
+}
+
+/// Reads, compares and verifies the first LBAs of a namespace, and ends the association. `false`
 /// when it cannot be read.
 pub(super) fn exercise(
     mut queue: DirectQueue,
-    nsid: u32,
-    way: &Way,
+    namespace: &NamespaceInfo,
     checks: &mut Vec<Check>,
-) -> Option<NamespaceInfo> {
-    let namespace = match queue.namespace(nsid) {
-        Ok(namespace) => namespace.clone(),
-        Err(error) => {
-            let mend = format!("capstan list-ns {way}; give one that it shows with -N");
-            checks.push(Check::error(
-                "namespace",
-                error.to_string(),
-                "one that can be read",
-                mend,
-            ));
-            queue.close();
-            return None;
-        }
-    };
+) -> bool {
     let size = output::size(namespace.size_bytes());
-    let seen = format!("{nsid}: {size}, LBAs of {} bytes", namespace.lba_bytes);
+    let (nsid, lba_bytes) = (namespace.nsid, namespace.lba_bytes);
+    let seen = format!("{nsid}: {size}, LBAs of {lba_bytes} bytes");
     checks.push(Check::ok("namespace", seen));
     let mut patient = Patient {
-        namespace: &namespace,
+        namespace,
         queue: &mut queue,
         closed_before: WindowsClosed::default(),
     };
     let is_readable = patient.opcodes(checks);
     queue.close();
-    is_readable.then_some(namespace)
+    is_readable
 }
 
 /// A namespace that is looked at.

@@ -21,7 +21,7 @@ use super::{idle, output};
     "Address of a target to try, too: IPv4, IPv6 or a host name"
 )), mut_arg("nqn", |arg| arg.help(
     "Subsystem to connect to and read from; nothing is written [default: the first that the target \
-     offers and that takes this host]"
+     offers which takes this host and has a namespace for it]"
 )))]
 pub(crate) struct Doctor {
     #[command(flatten)]
@@ -105,16 +105,21 @@ impl Doctor {
             return checks;
         };
         if connection::discover(&mut reached, &mut checks)
-            && let Some(mut queue) = connection::connect(&mut reached, &mut checks)
+            && let Some(mut queue) =
+                connection::connect(&mut reached, self.namespace_id, &mut checks)
         {
             let way = reached.connect.way();
             checks.push(health::health(&mut queue, &way));
-            let mut readable = queue.namespaces().iter().filter(|n| n.unusable.is_none());
-            let first = readable.next().map(|namespace| namespace.nsid);
-            // Without any, the first there could be is said not to be there.
-            let nsid = self.namespace_id.or(first).unwrap_or(1);
-            if let Some(namespace) = exercise::exercise(queue, nsid, &way, &mut checks) {
-                measure::measure(&reached.connect, &namespace, &mut checks);
+            match exercise::namespace_to_read(&queue, self.namespace_id) {
+                Ok(namespace) => {
+                    if exercise::exercise(queue, &namespace, &mut checks) {
+                        measure::measure(&reached.connect, &namespace, &mut checks);
+                    }
+                }
+                Err(error) => {
+                    checks.push(exercise::nothing_to_read(&error, &way));
+                    queue.close();
+                }
             }
         }
         checks
