@@ -132,9 +132,10 @@ pub struct Attributes {
 pub(crate) const MASK: libc::c_uint = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
 
 /// The change attribute, made of the time of the last change. The kernel keeps the cookie that its
-/// own NFS target has (`STATX_CHANGE_COOKIE`) from programs. Since Linux 6.13 ext4, XFS, btrfs and
-/// tmpfs take a finer clock for a change behind a look (multigrain timestamps): each change that
-/// could have been seen has another time. Before, two within one tick of the clock look like one.
+/// own NFS target has (`STATX_CHANGE_COOKIE`) from programs. Since Linux 6.13 ext4, XFS and btrfs
+/// take a finer clock for a change behind a look (multigrain timestamps): each change that could
+/// have been seen has another time. Two within one tick of the clock look like one before, and on a
+/// tmpfs where they remove entries: the directory has the time of the removed file then.
 pub fn change_of(changed: Time) -> u64 {
     // 2^30 is more than the nanoseconds of a second.
     changed

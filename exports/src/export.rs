@@ -180,14 +180,12 @@ pub struct Export {
     is_still: AtomicBool,
 }
 
-/// File systems whose directories nothing but this kernel changes. Others may have them changed by
-/// another machine, or below what is mounted here (FUSE, overlayfs).
-const LOCAL: [FsType; 4] = [
-    BTRFS_SUPER_MAGIC,
-    EXT4_SUPER_MAGIC,
-    TMPFS_MAGIC,
-    XFS_SUPER_MAGIC,
-];
+/// File systems whose directories nothing but this kernel changes, and show each change behind a
+/// look, where the kernel has fine times ([`sys::has_fine_times`]). Others may have them changed by
+/// another machine, or below what is mounted here (FUSE, overlayfs). A tmpfs gives a directory the
+/// time of the file that is removed from it, which may be the time that it has already: what a
+/// program removed behind a look is not seen then.
+const LOCAL: [FsType; 3] = [BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC];
 
 impl Export {
     fn open_path(
@@ -253,7 +251,7 @@ impl Export {
             root_place: Place::of(&stat),
             is_in_memory: kind.filesystem_type() == TMPFS_MAGIC,
             root_is_mounted: stat.stx_attributes & is_mount != 0,
-            tells_changes: LOCAL.contains(&kind.filesystem_type()),
+            tells_changes: LOCAL.contains(&kind.filesystem_type()) && sys::has_fine_times(),
             root,
             root_handle,
             file_system,
@@ -327,7 +325,7 @@ impl Export {
         &self.root_handle
     }
 
-    /// Whether this kernel knows of every change of a directory.
+    /// Whether this kernel knows of every change of a directory, and shows it in its attributes.
     pub(crate) const fn tells_changes(&self) -> bool {
         self.tells_changes
     }

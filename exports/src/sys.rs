@@ -4,6 +4,7 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::LazyLock;
 
 use capstan_memory::{RawBytes, Span};
 use nix::Result;
@@ -147,6 +148,18 @@ pub(crate) fn open_by_handle(
 fn owned(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: the kernel has just made this descriptor, and nothing else uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether the kernel has multigrain timestamps, which came with Linux 6.13: a change behind a look
+/// has another time than what was seen. Nothing but the release tells.
+pub(crate) fn has_fine_times() -> bool {
+    static HAS: LazyLock<bool> = LazyLock::new(|| {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+        let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+        next().zip(next()) >= Some((6, 13))
+    });
+    *HAS
 }
 
 /// `statx(2)` of an open file (`O_PATH` is enough; of a link that is open so, of the link).

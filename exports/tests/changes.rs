@@ -9,14 +9,15 @@ use capstan_exports::{EntriesChanged, OpenAccess};
 
 use support::{Disk, Exported, mode, name, own_mounts};
 
-/// Each begins with what the one before has left.
+/// Each begins with what the one before has left. A tmpfs does not show all changes, so nothing is
+/// promised of it.
 #[track_caller]
 fn check_chain(kind: &str, changes: &[EntriesChanged]) {
     for pair in changes.windows(2) {
         assert_eq!(pair[0].after.change, pair[1].before.change, "{kind}");
     }
     for (at, change) in changes.iter().enumerate() {
-        assert!(change.is_atomic, "{kind}: {at}");
+        assert_eq!(change.is_atomic, kind != "tmpfs", "{kind}: {at}");
         assert!(change.after.change > change.before.change, "{kind}: {at}");
     }
 }
@@ -69,6 +70,9 @@ fn root_a_client_that_is_alone_learns_so_of_each_change() {
 #[test]
 fn root_a_rename_that_changes_nothing_is_told_so() {
     let test = "root_a_rename_that_changes_nothing_is_told_so";
+    if !support::tells_changes_apart(test) {
+        return;
+    }
     own_mounts();
     for disk in Disk::each(test) {
         let exported = Exported::new(&disk.path());
@@ -82,6 +86,10 @@ fn root_a_rename_that_changes_nothing_is_told_so() {
         // To itself, and to another name of the same file (rename(2)).
         for to in ["f", "h"] {
             for changed in top.rename(&user, name("f"), &top, name(to)).unwrap() {
+                if disk.kind == "tmpfs" {
+                    assert!(!changed.is_atomic, "{to}");
+                    continue;
+                }
                 assert!(changed.is_atomic, "{} {to}", disk.kind);
                 assert_eq!((changed.before, changed.after), (before, before), "{to}");
             }
