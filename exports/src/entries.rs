@@ -329,11 +329,16 @@ impl Node {
     /// own or can write the file (`fs.protected_hardlinks`).
     ///
     /// # Errors
-    /// [`FileError::CrossExport`] where the file is of another export.
+    /// [`FileError::CrossExport`] where the file is of another export, and
+    /// [`FileError::Namespace`] where hosts write it: no client could remove the name again.
     pub fn link(&self, caller: &Caller, name: Name<'_>, file: &Self) -> Result<EntriesChanged> {
         self.check_writer(caller)?;
         self.check_same_export(file)?;
         self.check_type("linking", FileType::Directory)?;
+        let writers = self.export().writers();
+        if writers.has_namespaces() {
+            writers.check_name(file.fd())?;
+        }
         let path = FdPath::new(file.fd());
         let ((), directory) = change(self, &[Event::Made(name)], || {
             caller.act(|| {

@@ -193,7 +193,7 @@ impl Writers {
             }) => {
                 if !std::mem::replace(told_names, true) {
                     tracing::warn!(
-                        "a client was refused removing or renaming the file of {name}, which hosts \
+                        "a client was refused removing, renaming or linking the file of {name}, which hosts \
                          write over NVMe; take the namespace out of the configuration and reload, \
                          or do it on this machine. Refusals of this file are not logged again"
                     );

@@ -121,9 +121,11 @@ fn root_a_namespace_of_hosts_keeps_its_names() {
             assert_eq!(refused, Err(NAMESPACE), "{from} {to}");
         }
         assert_eq!(fs::read(path("disk.img")).unwrap(), b"blocks");
-        // A further name takes nothing away, and stays as well.
+        // Clients make no further name, as it would stay; one that is there does as well.
         let found = top.lookup(&exported.exports, &user, name("disk.img"));
-        top.link(&user, name("second"), &found.unwrap()).unwrap();
+        let refused = top.link(&user, name("second"), &found.unwrap());
+        assert_eq!(refused, Err(NAMESPACE));
+        fs::hard_link(path("disk.img"), path("second")).unwrap();
         let refused = top.remove(&user, name("second"), Removed::File);
         assert_eq!(refused, Err(NAMESPACE));
         // Others go as ever, and so does it when hosts do not write it any more.

@@ -563,6 +563,8 @@ fn root_what_hosts_write_over_nvme_keeps_its_name() {
     for ops in &taken {
         assert_eq!(client.status(ops), Status::FILE_OPEN);
     }
+    let link = between(&["disk.img"], &[], Op::Link(Component(b"second")));
+    assert_eq!(client.status(&link), Status::FILE_OPEN);
     drop(claim);
     assert_eq!(client.status(&taken[1]), Status::OK);
 }

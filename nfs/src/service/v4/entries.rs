@@ -45,7 +45,7 @@ pub(super) const fn entries_changed(changed: &EntriesChanged) -> ChangeInfo {
     }
 }
 
-/// What removing and renaming say. Of what is busy it is a directory as a rule, which is mounted
+/// What removing, renaming and linking say. Of what is busy it is a directory as a rule, which is mounted
 /// on, and ACCESS is what knfsd says of it. A namespace is open for hosts, whatever a client does:
 /// a client on Linux makes EBUSY of FILE_OPEN (RFC 8881, section 18.25.4).
 fn of_entries(error: FileError) -> Failure {
@@ -235,7 +235,8 @@ impl Context<'_> {
         }
         let changed = directory
             .node()?
-            .link(&directory.caller, name, file.node()?)?;
+            .link(&directory.caller, name, file.node()?)
+            .map_err(of_entries)?;
         Ok(results.push(&OpResult::Link(entries_changed(&changed)))?)
     }
 }
