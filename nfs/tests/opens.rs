@@ -536,3 +536,39 @@ fn root_a_client_that_opens_without_end_is_told_to_wait_and_others_go_on() {
     }
     assert_eq!(greedy.open_status(again), Status::OK);
 }
+
+/// Asked again, a GUARDED create of what was made would be told that it exists.
+#[test]
+fn root_no_file_is_made_where_there_is_no_room_for_its_open() {
+    let served = Served::with_state(Config::new().with_opens_max(8), |_export| {});
+    put(&served.path().join("f"), b"", 0, 0o644);
+    let mut client = served.client("one");
+    let mut buffer = Vec::new();
+    let guarded = CreateHow::Guarded(fattr(&mode(0o644), &mut buffer));
+    let mut mode_again = Vec::new();
+    let unchecked = CreateHow::Unchecked(fattr(&mode(0o644), &mut mode_again));
+    let owners = ["1", "2", "3", "4", "5", "6", "7", "8"];
+    let opens = owners.map(|owner| client.open_status(open_op("f", owner, READ, 0)));
+    assert_eq!(opens.last(), Some(&Status::DELAY));
+    let made = |name: &str| served.path().join(name).exists();
+    for (name, how) in [
+        ("guarded", guarded),
+        ("unchecked", unchecked),
+        ("exclusive", CreateHow::Exclusive(Verifier([7; 8]))),
+    ] {
+        let create = create_op(name, "new", how);
+        assert_eq!(client.open_status(create), Status::DELAY, "{name}");
+        assert!(!made(name), "{name}");
+    }
+    let first = client.open("f", "1", READ);
+    client.close(&first);
+    // What was there of room is there again, where nothing comes of it.
+    fs::create_dir(served.path().join("d")).unwrap();
+    for _ in 0..9 {
+        let there = create_op("d", "new", guarded);
+        assert_eq!(client.open_status(there), Status::EXIST);
+    }
+    let create = create_op("guarded", "new", guarded);
+    assert_eq!(client.open_status(create), Status::OK);
+    assert!(made("guarded"));
+}

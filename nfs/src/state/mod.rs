@@ -72,7 +72,7 @@ pub use config::{Config, ConfigError};
 pub use locks::{
     Denied, LockChange, LockId, LockIntent, LockRefusal, LockRequest, LockTest, Locker,
 };
-pub use opens::{FileKey, IoAccess, IoPermit, OpenId, OpenRequest, Opened};
+pub use opens::{FileKey, IoAccess, IoPermit, OpenId, OpenRequest, OpenRoom, Opened};
 pub use ranges::{LocalRange, LockKind, LockRange};
 pub use sessions::DestroySessionPlace;
 pub use shares::Shares;

@@ -2,6 +2,7 @@
 //! 9.1, 9.7 to 9.9, 18.2, 18.16 and 18.18.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use capstan_nfs_proto::v4::status::Status;
@@ -154,6 +155,15 @@ pub struct Opened {
     pub access: Shares,
 }
 
+/// Room for an open of a file that is about to be made: its open file, and the most bytes that it
+/// may take. It is to be given back, or to become an open.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "the room has to become an open or be given back"]
+pub struct OpenRoom {
+    address: IpAddr,
+    bytes: u64,
+}
+
 /// What is done with a file's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoAccess {
@@ -199,6 +209,62 @@ impl State {
     /// NFS4ERR_RECLAIM_CONFLICT (section 8.4.2); NFS4ERR_DELAY: the client or the server has as
     /// many opens as it may have (NFS4ERR_RESOURCE is of minor version 0).
     pub fn open(&mut self, request: &OpenRequest<'_>, now_us: u64) -> Result<Opened, Status> {
+        self.open_with(request, &mut None, now_us)
+    }
+
+    /// Takes room for an open of a client, before the file is made: once it is there, a client that
+    /// asks to make it cannot be told to ask again.
+    ///
+    /// # Errors
+    /// NFS4ERR_DELAY, as of the bounds of [`State::open`]; NFS4ERR_BADSESSION.
+    pub fn take_open_room(
+        &mut self,
+        client: ClientId,
+        owner: &[u8],
+        now_us: u64,
+    ) -> Result<OpenRoom, Status> {
+        let client = self.clients.by_id(client).ok_or(Status::BADSESSION)?;
+        let (address, bytes) = (client.address, open_bytes(owner, FILE_KEY_BYTES_MAX));
+        self.take(|state| &mut state.opens, address, 1, now_us)?;
+        if let Err(status) = self.take_bytes(address, bytes, now_us) {
+            self.opens.give_back(address, 1);
+            return Err(status);
+        }
+        Ok(OpenRoom { address, bytes })
+    }
+
+    /// No open has come of it.
+    pub fn give_back_open_room(&mut self, room: OpenRoom) {
+        let OpenRoom { address, bytes } = room;
+        self.opens.give_back(address, 1);
+        self.bytes.give_back(address, bytes);
+    }
+
+    /// As [`State::open`], of a file that was made in this room.
+    ///
+    /// # Errors
+    /// As there, but for the bounds.
+    pub fn open_in(
+        &mut self,
+        request: &OpenRequest<'_>,
+        room: OpenRoom,
+        now_us: u64,
+    ) -> Result<Opened, Status> {
+        let mut room = Some(room);
+        let opened = self.open_with(request, &mut room, now_us);
+        // The owner has the file open already, where it asks to make it once more.
+        if let Some(room) = room {
+            self.give_back_open_room(room);
+        }
+        opened
+    }
+
+    fn open_with(
+        &mut self,
+        request: &OpenRequest<'_>,
+        room: &mut Option<OpenRoom>,
+        now_us: u64,
+    ) -> Result<Opened, Status> {
         self.may_open(request, now_us)?;
         let owner: Arc<[u8]> = request.owner.into();
         let key = (request.client, owner.clone());
@@ -209,7 +275,13 @@ impl State {
             .copied();
         let number = match known {
             Some(number) => number,
-            None => self.insert_open(request, owner, now_us)?,
+            None => {
+                let room = match room.take() {
+                    Some(room) => room,
+                    None => self.take_open_room(request.client, request.owner, now_us)?,
+                };
+                self.insert_open(request, owner, &room)
+            }
         };
         let has_file = self.accesses_of(OpenId(number)).contains(&request.access);
         if known.is_some() && !has_file {
@@ -241,26 +313,10 @@ impl State {
         })
     }
 
-    fn insert_open(
-        &mut self,
-        request: &OpenRequest<'_>,
-        owner: Arc<[u8]>,
-        now_us: u64,
-    ) -> Result<u64, Status> {
-        let client = self
-            .clients
-            .by_id(request.client)
-            .ok_or(Status::BADSESSION)?;
-        let address = client.address;
-        self.take(|state| &mut state.opens, address, 1, now_us)?;
-        // Each open is charged for all of its file, which may be another's as well.
-        let bytes = entry_bytes(&owner)
-            .saturating_add(map_entry_bytes::<FileKey, File>())
-            .saturating_add(allocation_bytes(request.file.0.len().saturating_add(16)));
-        if let Err(status) = self.take_bytes(address, bytes, now_us) {
-            self.opens.give_back(address, 1);
-            return Err(status);
-        }
+    fn insert_open(&mut self, request: &OpenRequest<'_>, owner: Arc<[u8]>, room: &OpenRoom) -> u64 {
+        let bytes = open_bytes(&owner, request.file.0.len());
+        self.bytes
+            .give_back(room.address, room.bytes.saturating_sub(bytes));
         let number = self.next_state_number();
         if let Some(client) = self.clients.by_id_mut(request.client) {
             client.states.insert(number);
@@ -278,7 +334,7 @@ impl State {
                 bytes,
             },
         );
-        Ok(number)
+        number
     }
 
     pub(crate) fn next_state_number(&mut self) -> u64 {
@@ -528,6 +584,14 @@ impl State {
         self.recording.await_file(file);
         Ok(())
     }
+}
+
+/// Bytes of an open of a file whose key has `key_bytes`: each is charged for all of its file, which
+/// may be another's as well.
+fn open_bytes(owner: &[u8], key_bytes: usize) -> u64 {
+    entry_bytes(owner)
+        .saturating_add(map_entry_bytes::<FileKey, File>())
+        .saturating_add(allocation_bytes(key_bytes.saturating_add(16)))
 }
 
 /// Bytes of an entry: its place by number, in its client and in its file by owner, and the owner

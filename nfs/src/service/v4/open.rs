@@ -18,9 +18,10 @@ use super::context::{Context, File, Object, Outcome, Results};
 use super::creation::Creation;
 use super::entries::{change_before, entries_changed};
 use super::filehandles::check_directory;
+use crate::service::Service;
 use crate::service::failure::Failure;
 use crate::service::files::open_access;
-use crate::state::{OpenRequest, Opened, Shares};
+use crate::state::{OpenRequest, OpenRoom, Opened, Shares};
 
 /// Times that a name is looked at again which was there and gone in turns.
 const NAME_ATTEMPTS: usize = 8;
@@ -58,9 +59,25 @@ impl<'a> Asked<'a> {
     }
 }
 
+/// Room in the state, given back unless it becomes an open.
+#[derive(Debug)]
+struct Room<'s> {
+    service: &'s Service,
+    room: Option<OpenRoom>,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if let Some(room) = self.room.take() {
+            self.service
+                .update(|state, _now_us| state.give_back_open_room(room));
+        }
+    }
+}
+
 /// A file that was opened, and is no open yet.
 #[derive(Debug)]
-struct Found {
+struct Found<'s> {
     file: Arc<File>,
     open: Arc<OpenFile>,
     /// The file is to be emptied, when it is an open.
@@ -69,6 +86,8 @@ struct Found {
     attrset: Bitmap,
     /// The directory, where it was changed.
     cinfo: Option<ChangeInfo>,
+    /// Taken before the file was made.
+    room: Option<Room<'s>>,
 }
 
 /// There are no delegations: what a client is told that wants one, or says that it does not.
@@ -93,7 +112,7 @@ const NO_DIRECTORY: ChangeInfo = ChangeInfo {
     after: 0,
 };
 
-impl Context<'_> {
+impl<'s> Context<'s> {
     pub(super) fn open(
         &mut self,
         arguments: &args::Open<'_>,
@@ -106,7 +125,7 @@ impl Context<'_> {
         self.service.with_state(|state, now_us| {
             state.may_obtain(asked.client, asked.is_reclaim, now_us)
         })??;
-        let found = match (arguments.claim, &arguments.openhow) {
+        let mut found = match (arguments.claim, &arguments.openhow) {
             (OpenClaim::Null(name), OpenHow::NoCreate) => self.find(&asked, name, None)?,
             (OpenClaim::Null(name), OpenHow::Create(how)) => self.find(&asked, name, Some(how))?,
             // No delegation outlives its client here (section 10.2.1).
@@ -123,7 +142,7 @@ impl Context<'_> {
                 return Err(Status::BAD_STATEID.into());
             }
         };
-        let opened = self.keep(&asked, &found)?;
+        let opened = self.keep(&asked, &mut found)?;
         if found.is_to_be_emptied {
             self.empty(&asked, &found, &opened)?;
         }
@@ -140,7 +159,7 @@ impl Context<'_> {
 
     /// Opens the current file. The owner of one that was open before a restart gets it back
     /// whatever its mode is now: it may have been made without the right to write it.
-    fn find_current(&self, asked: &Asked<'_>) -> Result<Found, Failure> {
+    fn find_current(&self, asked: &Asked<'_>) -> Result<Found<'s>, Failure> {
         let file = self.file_or(Status::ISDIR)?;
         self.service
             .with_state(|state, now_us| state.may_open(&asked.request(&file), now_us))??;
@@ -152,6 +171,7 @@ impl Context<'_> {
             is_to_be_emptied: false,
             attrset: Bitmap::EMPTY,
             cinfo: None,
+            room: None,
         })
     }
 
@@ -161,7 +181,7 @@ impl Context<'_> {
         asked: &Asked<'_>,
         name: Component<'_>,
         how: Option<&CreateHow<'_>>,
-    ) -> Result<Found, Failure> {
+    ) -> Result<Found<'s>, Failure> {
         let directory = match self.object()? {
             Object::File(directory) => directory.clone(),
             Object::Pseudo(_) if how.is_some() => return Err(Status::ROFS.into()),
@@ -213,7 +233,7 @@ impl Context<'_> {
         directory: &File,
         name: Name<'_>,
         creation: &Creation,
-    ) -> Result<Found, Failure> {
+    ) -> Result<Found<'s>, Failure> {
         // What is there is opened by its handle, so that nothing else is emptied in its place.
         let (how, is_unchecked) = match creation.how {
             Create::Unchecked => (Create::Guarded, true),
@@ -227,6 +247,13 @@ impl Context<'_> {
                     Err(error) => return Err(error.into()),
                 }
             }
+            let room = self
+                .service
+                .update(|state, now_us| state.take_open_room(asked.client, asked.owner, now_us))?;
+            let room = Room {
+                service: self.service,
+                room: Some(room),
+            };
             let access = open_access(asked.access);
             let caller = &directory.caller;
             let made = directory
@@ -242,6 +269,7 @@ impl Context<'_> {
                         // that, were set behind all else.
                         attrset: creation.attrset,
                         cinfo: made.directory.as_ref().map(entries_changed),
+                        room: Some(room),
                     });
                 }
                 Err(error) if is_unchecked && error.errno() == Some(Errno::EEXIST) => {}
@@ -257,7 +285,7 @@ impl Context<'_> {
         asked: &Asked<'_>,
         node: Node,
         creation: Option<&Creation>,
-    ) -> Result<Found, Failure> {
+    ) -> Result<Found<'s>, Failure> {
         let file = Arc::new(self.file(node)?);
         self.service
             .with_state(|state, now_us| state.may_open(&asked.request(&file), now_us))??;
@@ -279,13 +307,19 @@ impl Context<'_> {
                 Bitmap::EMPTY
             },
             cinfo: None,
+            room: None,
         })
     }
 
     /// Makes an open of what was opened.
-    fn keep(&self, asked: &Asked<'_>, found: &Found) -> Result<Opened, Failure> {
+    fn keep(&self, asked: &Asked<'_>, found: &mut Found<'_>) -> Result<Opened, Failure> {
+        let room = found.room.as_mut().and_then(|room| room.room.take());
+        let request = asked.request(&found.file);
         let kept = self.service.with_state(|state, now_us| {
-            let opened = state.open(&asked.request(&found.file), now_us)?;
+            let opened = match room {
+                Some(room) => state.open_in(&request, room, now_us)?,
+                None => state.open(&request, now_us)?,
+            };
             // While nothing can close the open.
             let released = self
                 .service
@@ -297,7 +331,7 @@ impl Context<'_> {
         Ok(opened)
     }
 
-    fn empty(&self, asked: &Asked<'_>, found: &Found, opened: &Opened) -> Outcome {
+    fn empty(&self, asked: &Asked<'_>, found: &Found<'_>, opened: &Opened) -> Outcome {
         let File { caller, key, .. } = found.file.as_ref();
         let to = SetAttributes {
             size_bytes: Some(0),
