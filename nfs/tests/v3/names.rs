@@ -383,3 +383,31 @@ fn root_a_directory_is_told_as_it_was_before_a_change() {
         made => panic!("{made:?}"),
     }
 }
+
+/// As version 4 has it: a file that loses its last name could not be reclaimed.
+#[test]
+fn root_no_name_is_taken_while_clients_of_version_4_reclaim() {
+    let served = Served::new();
+    put(&served.path().join("f"), b"data", 0, 0o644);
+    put(&served.path().join("g"), b"", 0, 0o644);
+    let mut other = served.client("version 4");
+    other.open_with(open_op("f", "owner", READ, 0));
+    drop(other);
+    let served = served.restarted();
+    let mut client = Client::new(&served);
+    let root = client.root();
+    let remove = Procedure::Remove(place(&root, "f"));
+    let rename = Procedure::Rename(args::Rename {
+        from_place: place(&root, "g"),
+        to_place: place(&root, "f"),
+    });
+    let renamed = |client: &mut Client| client.call(&rename).decode::<RenameResult>().status();
+    assert_eq!(client.status(&remove), Status::JUKEBOX);
+    assert_eq!(renamed(&mut client), Status::JUKEBOX);
+    assert_eq!(fs::read(served.path().join("f")).unwrap(), b"data");
+    // The client of version 4 has reclaimed all that it wants.
+    let back = served.client("version 4");
+    assert_eq!(renamed(&mut client), Status::OK);
+    assert_eq!(client.status(&remove), Status::OK);
+    drop(back);
+}

@@ -192,10 +192,19 @@ impl Context<'_> {
         })
     }
 
+    /// # Errors
+    /// NFS3ERR_JUKEBOX: clients of version 4 may still reclaim what would lose its name.
+    fn check_grace(&self) -> Result<(), Failure> {
+        self.service
+            .with_state(|state, now_us| state.may_take_names(now_us))??;
+        Ok(())
+    }
+
     pub(super) fn remove(&self, place: &DirOpArgs<'_>, to: &mut Writer<'_>) -> Written {
         self.remove_entry(place, to, |dir| {
             check_dots(place.name, Status::ACCES, Status::ACCES)?;
             let name = dir.name(place.name)?;
+            self.check_grace()?;
             let removed = dir.node.lookup(self.exports, &dir.caller, name).ok();
             let change = dir.node.remove(&dir.caller, name, Removed::File)?;
             self.forget_if_gone(removed);
@@ -279,6 +288,7 @@ impl Context<'_> {
         }
         let from = from_dir.name(arguments.from_place.name)?;
         let to = to_dir.name(arguments.to_place.name)?;
+        self.check_grace()?;
         let replaced = to_dir.node.lookup(self.exports, &to_dir.caller, to).ok();
         let [of_from, of_to] = from_dir
             .node

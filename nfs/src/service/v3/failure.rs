@@ -38,6 +38,7 @@ fn of_v4(status: V4Status) -> Status {
         // A share reservation of a client of version 4 denies it. It may do so for hours, which is
         // why the client is not told to wait.
         V4Status::LOCKED | V4Status::SHARE_DENIED => Status::ACCES,
+        V4Status::GRACE => Status::JUKEBOX,
         V4Status::SYMLINK => Status::INVAL,
         V4Status(number) if number <= Status::JUKEBOX.0 => Status(number),
         _ => Status::SERVERFAULT,
@@ -118,7 +119,7 @@ mod tests {
         for (of_v4, status) in [
             (V4Status::SHARE_DENIED, Status::ACCES),
             (V4Status::DELAY, Status::JUKEBOX),
-            (V4Status::GRACE, Status::SERVERFAULT),
+            (V4Status::GRACE, Status::JUKEBOX),
         ] {
             assert_eq!(Failure::from(of_v4).0, status, "{of_v4:?}");
         }
