@@ -60,8 +60,12 @@ pub const OPENS_MAX: u64 = 262_144;
 /// Lock states (a lock owner's on a file) of all clients: each has an open file description of its
 /// own, as OFD locks belong to those.
 pub const LOCK_STATES_MAX: u64 = 131_072;
-/// Ranges locked in one file, those about to be included. Every LOCK looks at all of them.
+/// Ranges locked in one file, those about to be included. Every LOCK looks at all of them, and of
+/// [`RANGES_SPLIT_PER_FILE_MAX`].
 pub const RANGES_PER_FILE_MAX: usize = 4096;
+/// Ranges of one file beyond those, which unlocking the middle of one makes of it: a client that
+/// has its share of ranges can go on to unlock, and keeps no other from locking.
+pub const RANGES_SPLIT_PER_FILE_MAX: usize = 4096;
 /// Lock states of one file, for the same reason.
 pub const LOCK_STATES_PER_FILE_MAX: usize = 4096;
 

@@ -11,7 +11,8 @@ use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{ClientId, Stateid};
 
 use super::limits::{
-    LOCK_STATES_PER_FILE_MAX, RANGES_PER_FILE_MAX, SHARE_TIMES_FREE, map_entry_bytes,
+    LOCK_STATES_PER_FILE_MAX, RANGES_PER_FILE_MAX, RANGES_SPLIT_PER_FILE_MAX, SHARE_TIMES_FREE,
+    map_entry_bytes,
 };
 use super::opens::{File, FileKey, entry_bytes};
 use super::ranges::{Held, LockKind, LockRange};
@@ -40,6 +41,12 @@ const RANGES: FileBound = FileBound {
     added: 2,
 };
 
+/// What unlocking makes of one range beyond those.
+const SPLIT_RANGES: FileBound = FileBound {
+    max: RANGES_SPLIT_PER_FILE_MAX,
+    added: 1,
+};
+
 /// A lock owner's state on a file: what the driver keeps the open file description by that has its
 /// locks. Never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -51,6 +58,8 @@ pub(crate) struct Pending {
     intent: u64,
     pub(crate) lock: LockId,
     change: LockChange,
+    /// It is beyond [`RANGES`], and within [`SPLIT_RANGES`].
+    is_beyond: bool,
 }
 
 /// Which lock owner a LOCK is of (locker4).
@@ -203,14 +212,14 @@ impl State {
             range: request.range,
             kind: Some(request.kind),
         };
-        Ok(self.begin_change(number, request.file, change, now_us)?)
+        Ok(self.begin_change(number, request.file, change, false, now_us)?)
     }
 
     /// LOCKU (RFC 8881, section 18.12). Bytes that are not locked may be unlocked.
     ///
     /// # Errors
-    /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID; NFS4ERR_DELAY as of [`State::begin_lock`], where
-    /// one range becomes two.
+    /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID; NFS4ERR_DELAY: a change of the owner's locks is
+    /// under way, or one range would become two where the file has all that may come of that.
     pub fn begin_unlock(
         &mut self,
         client: ClientId,
@@ -228,10 +237,18 @@ impl State {
             return Err(Status::DELAY);
         }
         let held = of_file.locks.get(&number);
-        if held.is_some_and(|held| held.is_split_by(&range)) {
-            self.make_room_for_ranges(client, file, now_us)?;
+        let is_split = held.is_some_and(|held| held.is_split_by(&range));
+        let is_beyond = is_split && self.make_room_for_ranges(client, file, now_us).is_err();
+        if is_beyond {
+            let each = |file: &File, lock, held: &Held| {
+                let pending = file.pending.iter();
+                let pending = pending.filter(|of| of.lock.0 == lock && of.is_beyond);
+                held.beyond().saturating_add(pending.count())
+            };
+            self.make_room(client, file, &SPLIT_RANGES, each, now_us)?;
         }
-        self.begin_change(number, file, LockChange { range, kind: None }, now_us)
+        let change = LockChange { range, kind: None };
+        self.begin_change(number, file, change, is_beyond, now_us)
     }
 
     /// LOCKT (RFC 8881, section 18.11), as far as locks of this server's clients go. Local users'
@@ -288,8 +305,9 @@ impl State {
                 .unwrap_or(u64::MAX)
                 .saturating_mul(RANGE_BYTES)
         };
-        let before = bytes(held);
+        let (before, ranges) = (bytes(held), held.len());
         held.set(pending.change.range, pending.change.kind);
+        held.count_beyond(ranges, pending.is_beyond);
         let after = bytes(held);
         if let Some(entry) = self.states.get_mut(&number) {
             entry.bytes = entry.bytes.saturating_sub(before).saturating_add(after);
@@ -403,9 +421,11 @@ impl State {
         now_us: u64,
     ) -> Result<(), Status> {
         let each = |file: &File, lock, held: &Held| {
-            let pending = file.pending.iter().filter(|of| of.lock.0 == lock).count();
+            let pending = file.pending.iter();
+            let pending = pending.filter(|of| of.lock.0 == lock && !of.is_beyond);
             held.len()
-                .saturating_add(pending.saturating_mul(RANGES.added))
+                .saturating_sub(held.beyond())
+                .saturating_add(pending.count().saturating_mul(RANGES.added))
         };
         self.make_room(client, file, &RANGES, each, now_us)
     }
@@ -515,6 +535,7 @@ impl State {
         number: u64,
         file: &FileKey,
         change: LockChange,
+        is_beyond: bool,
         now_us: u64,
     ) -> Result<LockIntent, Status> {
         let entry = self.states.get(&number).ok_or(Status::BAD_STATEID)?;
@@ -534,6 +555,7 @@ impl State {
                 intent,
                 lock,
                 change,
+                is_beyond,
             });
         }
         Ok(LockIntent {

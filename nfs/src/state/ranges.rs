@@ -112,15 +112,32 @@ impl LockRange {
 /// The ranges that a lock owner has locked in one file: in order, none over another, and none that
 /// could be one with the next.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Held(Vec<(LockRange, LockKind)>);
+pub(crate) struct Held {
+    ranges: Vec<(LockRange, LockKind)>,
+    /// How many of them there are more than a LOCK could have made: unlocking has split others.
+    beyond: usize,
+}
 
 impl Held {
+    pub(crate) const fn beyond(&self) -> usize {
+        self.beyond
+    }
+
+    /// A change was made, which may have been let go beyond what LOCKs may make. Those that go are
+    /// the ones beyond.
+    pub(crate) fn count_beyond(&mut self, before: usize, is_beyond: bool) {
+        let added = self.len().saturating_sub(before);
+        let gone = before.saturating_sub(self.len());
+        let beyond = if is_beyond { added } else { 0 };
+        self.beyond = self.beyond.saturating_add(beyond).saturating_sub(gone);
+    }
+
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.ranges.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.ranges.is_empty()
     }
 
     /// The first of the ranges that keep `kind` from `range`: writing anything, reading what is
@@ -130,7 +147,7 @@ impl Held {
         range: &LockRange,
         kind: LockKind,
     ) -> Option<(LockRange, LockKind)> {
-        self.0
+        self.ranges
             .iter()
             .find(|(held, as_kind)| {
                 held.overlaps(range) && (kind == LockKind::Write || *as_kind == LockKind::Write)
@@ -141,14 +158,14 @@ impl Held {
     /// Whether unlocking `range` makes two of one that is held.
     pub(crate) fn is_split_by(&self, range: &LockRange) -> bool {
         let splits = |held: &LockRange| held.first < range.first && range.last < held.last;
-        self.0.iter().any(|(held, _)| splits(held))
+        self.ranges.iter().any(|(held, _)| splits(held))
     }
 
     /// Sets `range` to `kind`, or to nothing: what was there is cut, split or joined (POSIX; RFC
     /// 8881, section 9.2 lets a server have it so).
     pub(crate) fn set(&mut self, range: LockRange, kind: Option<LockKind>) {
-        let mut parts = Vec::with_capacity(self.0.len().saturating_add(2));
-        for (held, as_kind) in self.0.drain(..) {
+        let mut parts = Vec::with_capacity(self.ranges.len().saturating_add(2));
+        for (held, as_kind) in self.ranges.drain(..) {
             if !held.overlaps(&range) {
                 parts.push((held, as_kind));
                 continue;
@@ -185,20 +202,20 @@ impl Held {
             parts.insert(at, (range, kind));
         }
         for (range, kind) in parts {
-            match self.0.last_mut() {
+            match self.ranges.last_mut() {
                 Some((held, as_kind)) if *as_kind == kind && held.meets(&range) => {
                     held.last = range.last;
                 }
-                Some(_) | None => self.0.push((range, kind)),
+                Some(_) | None => self.ranges.push((range, kind)),
             }
         }
-        if self.0.len().saturating_mul(4) < self.0.capacity() {
-            self.0.shrink_to_fit();
+        if self.ranges.len().saturating_mul(4) < self.ranges.capacity() {
+            self.ranges.shrink_to_fit();
         }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(LockRange, LockKind)> {
-        self.0.iter()
+        self.ranges.iter()
     }
 }
 
@@ -247,7 +264,7 @@ mod tests {
         held.set(range(0, 100), Some(Read));
         held.set(range(40, 20), Some(Write));
         assert_eq!(
-            held.0,
+            held.ranges,
             [
                 (range(0, 40), Read),
                 (range(40, 20), Write),
@@ -255,14 +272,14 @@ mod tests {
             ]
         );
         held.set(range(40, 20), Some(Read));
-        assert_eq!(held.0, [(range(0, 100), Read)]);
+        assert_eq!(held.ranges, [(range(0, 100), Read)]);
         held.set(range(10, 10), None);
-        assert_eq!(held.0, [(range(0, 10), Read), (range(20, 80), Read)]);
+        assert_eq!(held.ranges, [(range(0, 10), Read), (range(20, 80), Read)]);
         held.set(range(0, u64::MAX), None);
         assert!(held.is_empty());
         held.set(range(u64::MAX, u64::MAX), Some(Write));
         held.set(range(u64::MAX - 1, 1), Some(Write));
-        assert_eq!(held.0, [(range(u64::MAX - 1, u64::MAX), Write)]);
+        assert_eq!(held.ranges, [(range(u64::MAX - 1, u64::MAX), Write)]);
     }
 
     proptest! {
@@ -279,7 +296,7 @@ mod tests {
                 bytes[usize::try_from(offset).unwrap()..][..usize::try_from(length).unwrap()]
                     .fill(kind);
                 let mut seen = [None; 48];
-                for (range, kind) in &held.0 {
+                for (range, kind) in &held.ranges {
                     for byte in range.first..=range.last {
                         let byte = &mut seen[usize::try_from(byte).unwrap()];
                         prop_assert_eq!(*byte, None, "one range over another");
@@ -287,8 +304,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(seen, bytes);
-                prop_assert!(held.0.is_sorted());
-                let mut pairs = held.0.windows(2);
+                prop_assert!(held.ranges.is_sorted());
+                let mut pairs = held.ranges.windows(2);
                 let one = pairs.find(|two| two[0].1 == two[1].1 && two[0].0.meets(&two[1].0));
                 prop_assert_eq!(one, None, "two that are one");
             }

@@ -164,6 +164,16 @@ fn one_address_cannot_be_every_client() {
 
 /// Locks every second byte of a file until it is refused: how many it has then, and its stateid.
 fn lock_all(server: &mut Server, host: &Host, file: &FileKey, kind: LockKind) -> (u64, Stateid) {
+    lock_all_from(server, host, file, kind, 100)
+}
+
+fn lock_all_from(
+    server: &mut Server,
+    host: &Host,
+    file: &FileKey,
+    kind: LockKind,
+    first: u64,
+) -> (u64, Stateid) {
     let open = server.open(host, file).stateid;
     let owner = b"lock id";
     let mut had = (0, open);
@@ -172,7 +182,7 @@ fn lock_all(server: &mut Server, host: &Host, file: &FileKey, kind: LockKind) ->
             client: host.client,
             file,
             kind,
-            range: range(100 + had.0 * 2, 1),
+            range: range(first + had.0 * 2, 1),
             is_reclaim: false,
             locker: Locker::New { open, owner },
         };
@@ -256,12 +266,46 @@ fn unlocking_the_middle_of_a_range_is_bounded_as_well() {
             Err(status) => break status,
         };
         count += 1;
-        assert!(count <= limits::RANGES_PER_FILE_MAX as u64, "without end");
+        let most = limits::RANGES_PER_FILE_MAX + limits::RANGES_SPLIT_PER_FILE_MAX;
+        assert!(count <= most as u64, "without end");
     };
     assert_eq!(refused, Status::DELAY);
     lock_byte(&mut server, &other, &file(1), 0).unwrap();
     // What makes no more of them is always let through.
     server.unlock(&host, &file(1), lock, all);
+}
+
+#[test]
+fn who_has_all_its_ranges_of_a_file_goes_on_to_unlock() {
+    let mut server = Server::new();
+    let (host, other) = (server.host(1), server.host(2));
+    let all = range(1 << 30, 1 << 20);
+    let [first, second] = [1, 2].map(|number| {
+        let file = file(number);
+        let open = server.open(&host, &file).stateid;
+        let owner = b"another";
+        let locker = Locker::New { open, owner };
+        let lock = server.try_lock(&host, &file, locker, LockKind::Write, all);
+        let lock = Stateid {
+            seqid: 0,
+            ..lock.unwrap()
+        };
+        lock_all(&mut server, &host, &file, LockKind::Write);
+        for hole in 0..100 {
+            server.unlock(&host, &file, lock, range((1 << 30) + 10 + hole * 2, 1));
+        }
+        // It may lock no more for that.
+        let refused = LockRefusal::Status(Status::DELAY);
+        assert_eq!(lock_byte(&mut server, &host, &file, 0), Err(refused));
+        (file, lock)
+    });
+    // What unlocking has made goes first.
+    server.unlock(&host, &first.0, first.1, all);
+    lock_byte(&mut server, &host, &first.0, 0).unwrap();
+    // Others lock no less.
+    let write = LockKind::Write;
+    let (count, _) = lock_all_from(&mut server, &other, &second.0, write, 1 << 40);
+    assert_eq!(count, limits::RANGES_PER_FILE_MAX as u64 / 16 * 3 - 1);
 }
 
 #[test]
