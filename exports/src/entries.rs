@@ -136,7 +136,7 @@ impl Node {
             .map_err(|_| FileError::kernel("creating a file")(Errno::EMFILE))?;
         let node = Self::of_fd(self.export(), path)?;
         let written = node.claim(access)?;
-        let file = OpenFile::for_data(&node, fd, access, written);
+        let file = OpenFile::for_data(&node, caller, fd, access, written);
         // The mode is there already, unless the kernel left a bit out that the caller may not set.
         let mut to = SetAttributes {
             mode: None,

@@ -62,6 +62,8 @@ pub struct OpenFile {
     /// The same, past the page cache.
     direct: Option<OwnedFd>,
     access: OpenAccess,
+    /// Uid and gid of the caller that it was opened for; `None` of this machine's own.
+    opener: Option<(u32, u32)>,
     /// Reading it never waits for a disk.
     is_in_memory: bool,
     /// Of one that is open for writing.
@@ -159,7 +161,7 @@ impl Node {
             }
             other => other?,
         };
-        Ok(OpenFile::for_data(self, fd, access, written))
+        Ok(OpenFile::for_data(self, caller, fd, access, written))
     }
 
     /// What a file has to have before it is opened for writing.
@@ -219,24 +221,34 @@ impl OpenFile {
             fd,
             direct: None,
             access,
+            opener: None,
             is_in_memory: node.export().is_in_memory(),
             written,
         }
     }
 
-    /// One whose data is read and written, as its export wants it.
+    /// One whose data is read and written for a caller, as its export wants it.
     pub(crate) fn for_data(
         node: &Node,
+        caller: &Caller,
         fd: OwnedFd,
         access: OpenAccess,
         written: Option<WriteClaim>,
     ) -> Self {
-        let file = Self::of_fd(node, fd, access, written);
+        let file = Self {
+            opener: Some((caller.uid(), caller.gid())),
+            ..Self::of_fd(node, fd, access, written)
+        };
         if node.export().settings().direct {
             file.with_direct()
         } else {
             file
         }
+    }
+
+    /// Whether it was opened for this user and group: others may not be what it was opened for.
+    pub fn is_opened_for(&self, caller: &Caller) -> bool {
+        self.opener == Some((caller.uid(), caller.gid()))
     }
 
     pub(crate) const fn direct(&self) -> Option<&OwnedFd> {
@@ -297,6 +309,7 @@ impl OpenFile {
             fd,
             direct: None,
             access: self.access,
+            opener: self.opener,
             is_in_memory: self.is_in_memory,
             written: self.written.as_ref().map(WriteClaim::again),
         })

@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use capstan_memory::{Pages, Slab, Span};
 use capstan_nfs_proto::codec::{DataItem, Opaque, ReducedItem};
@@ -271,7 +272,7 @@ fn root_who_has_written_may_commit_whatever_the_mode_is_now() {
     client.uid = 1001;
     let file = client.open("f", "o", WRITE);
     let written = client.write(&file, 0, b"data", StableHow::Unstable);
-    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o000);
+    let closed = PermissionsExt::from_mode(0o000);
     fs::set_permissions(&path, closed).unwrap();
     assert_eq!(committed(&mut client, &file), written.writeverf);
     // And again, when nothing is known of it any more.
@@ -445,4 +446,30 @@ fn root_what_a_client_has_not_committed_ends_with_it() {
     assert_eq!(open_files(), 1, "with the data that was not committed");
     client.begin_as("one", [2; 8]);
     assert_eq!(open_files(), 0);
+}
+
+/// Each user of a client can name every stateid of it.
+#[test]
+fn root_what_one_user_has_opened_another_reads_where_it_may() {
+    let served = Served::new();
+    let path = served.path().join("f");
+    put(&path, b"secret", 1000, 0o600);
+    let mut client = served.client("one");
+    (client.uid, client.gid) = (1000, 1000);
+    let file = client.open("f", "o", BOTH);
+    client.read(&file, 0, 9);
+    assert!(client.at_once.get());
+    (client.uid, client.gid) = (2000, 2000);
+    assert_eq!(client.status(&file.read(0, 9)), Status::ACCESS);
+    let write = file.write(0, b"x", StableHow::FileSync);
+    assert_eq!(client.status(&write), Status::ACCESS);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o604)).unwrap();
+    assert_eq!(client.read(&file, 0, 9).0, b"secret");
+    assert!(!client.at_once.get(), "the kernel was asked");
+    assert_eq!(client.status(&write), Status::ACCESS);
+    // The one who has opened it goes on, whatever its mode is now.
+    (client.uid, client.gid) = (1000, 1000);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    client.write(&file, 0, b"S", StableHow::FileSync);
+    assert_eq!(client.read(&file, 0, 9).0, b"Secret");
 }

@@ -52,8 +52,9 @@ pub(super) const fn stable_how(stable: Stable) -> StableHow {
 }
 
 impl Context<'_> {
-    /// The file that a stateid lets the client read or write: that of an open, or with a special
-    /// stateid one that the kernel lets the caller open.
+    /// The file that a stateid lets the client read or write: that of an open, which is the caller's
+    /// or which the kernel lets it open as well, or with a special stateid one that the kernel lets
+    /// the caller open.
     ///
     /// # Errors
     /// Of [`check_regular`], `State::check_io` and `OpenFiles::open`.
@@ -80,8 +81,22 @@ impl Context<'_> {
         if let Some(open) = permit.open {
             // Another request may have closed it meanwhile.
             let open = self.service.files.open(open, access);
-            return Ok(open.ok_or(Status::BAD_STATEID)?);
+            let open = open.ok_or(Status::BAD_STATEID)?;
+            if open.is_opened_for(&file.caller) {
+                return Ok(open);
+            }
+            // Each user of a client can name its stateids, and may not all that another one may.
+            if !self.may_wait() {
+                return Err(self.would_wait());
+            }
+            self.open_special(file, access)?;
+            return Ok(open);
         }
+        self.open_special(file, access)
+    }
+
+    /// The file as the kernel lets the caller open it, without an open of its own.
+    fn open_special(&self, file: &File, access: IoAccess) -> Result<Arc<OpenFile>, Failure> {
         let access = match access {
             IoAccess::Read => OpenAccess::Read,
             IoAccess::Write => OpenAccess::Write,
