@@ -1,28 +1,17 @@
 //! NFS: `nfs-tcp`, `nfs-rdma` and `nfs-counted`, beside the kernel's server in the lab; and what a
 //! READ costs the target in instructions and system calls.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use capstan_nfs_proto::NFS_PROGRAM;
-use capstan_nfs_proto::codec::{List, Opaque};
-use capstan_nfs_proto::v4::args::{
-    ChannelAttributes, CreateSession, CreateSessionFlags, ExchangeId, ExchangeIdFlags, Open,
-    OpenClaim, OpenHow, Read, Sequence, ShareAccess, ShareDeny, StateProtect,
-};
-use capstan_nfs_proto::v4::client::{CompoundEncoder, Reply as CompoundReply};
+use capstan_nfs_client::client::Client;
+use capstan_nfs_client::tcp;
+use capstan_nfs_proto::codec::Opaque;
+use capstan_nfs_proto::v4::args::{Open, OpenClaim, OpenHow, Read, ShareAccess, ShareDeny};
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::result::OpResult;
-use capstan_nfs_proto::v4::status::Status;
-use capstan_nfs_proto::v4::types::{
-    ClientId, ClientOwner, Component, SessionId, StateOwner, Stateid, Verifier,
-};
-use capstan_nfs_proto::v4::{NFS_V4, PROC_COMPOUND};
-use capstan_rpcrdma::record::record_mark;
-use capstan_rpcrdma::rpc::{AuthSys, Call, Credentials, Gids, Reply};
-use capstan_rpcrdma::xdr::{Reader, Writer};
+use capstan_nfs_proto::v4::types::{ClientId, Component, StateOwner};
 use capstan_tests::program::{Daemon, own_address};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -199,20 +188,17 @@ fn with_own_tmpfs(tool: &[&str], folder: &Path, reads: u64) -> Result<()> {
     // By name it is found without the tool: valgrind knows openat2(2) from 3.20 on.
     let mut handle = Vec::new();
     serve(&tool[..2], config, || {
-        handle = Client::connect(address)?.look_up()?;
-        Ok(())
+        handle = look_up(address);
     })?;
     // No client has anything to reclaim, so there is no grace period to wait for.
     std::fs::remove_file(state.join("nfs-clients"))?;
-    serve(&tool, config, || {
-        Client::connect(address)?.read(&handle, reads)
-    })
+    serve(&tool, config, || read(address, &handle, reads))
 }
 
 /// Runs a target by `tool` for as long as `work` takes.
-fn serve(tool: &[&str], config: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+fn serve(tool: &[&str], config: &str, work: impl FnOnce()) -> Result<()> {
     let daemon = Daemon::serve_nfs_under(tool, &["--config", config]);
-    work()?;
+    work();
     let status = daemon.stop();
     if !status.success() {
         bail!("the target ended with {status} under {tool:?}");
@@ -234,199 +220,55 @@ fn config(folder: &Path, export: &Path, address: SocketAddr) -> Result<PathBuf> 
     Ok(path)
 }
 
-/// A client of version 4.2 that does one thing: it reads.
-struct Client {
-    stream: TcpStream,
-    xid: u32,
-    message: Vec<u8>,
-    reply: Vec<u8>,
-}
-
-impl Client {
-    fn connect(address: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        let message = vec![0; 64 << 10];
-        let reply = Vec::new();
-        Ok(Self {
-            stream,
-            xid: 0,
-            message,
-            reply,
-        })
-    }
-
-    /// A COMPOUND as a record.
-    fn record(&mut self, ops: &[Op<'_>]) -> Result<Vec<u8>> {
-        self.xid += 1;
-        let mut writer = Writer::new(&mut self.message);
-        let header = Call {
-            xid: self.xid,
-            program: NFS_PROGRAM,
-            version: NFS_V4,
-            procedure: PROC_COMPOUND,
-            credentials: Credentials::Sys(AuthSys {
-                stamp: 0,
-                machine_name: b"bench",
-                uid: 0,
-                gid: 0,
-                gids: Gids::default(),
-            }),
-        };
-        header.write(&mut writer)?;
-        let mut compound = CompoundEncoder::new(&mut writer, Opaque(b""), 2)?;
-        for op in ops {
-            compound.push(op)?;
-        }
-        let bytes = writer.written();
-        let mark = record_mark(bytes.len()).context("a short record")?;
-        Ok([&mark, bytes].concat())
-    }
-
-    /// Receives a reply, and gives its results to `look`.
-    fn receive<T>(&mut self, look: impl FnOnce(&[OpResult<'_>]) -> Option<T>) -> Result<T> {
-        let mut mark = [0; 4];
-        self.stream.read_exact(&mut mark)?;
-        let length = u32::from_be_bytes(mark) & !(1 << 31);
-        self.reply.resize(usize::try_from(length)?, 0);
-        self.stream.read_exact(&mut self.reply)?;
-        let mut reader = Reader::new(&self.reply);
-        Reply::read(&mut reader).map_err(|error| anyhow!("no reply: {error}"))?;
-        let reply = CompoundReply::decode(reader)?;
-        let status = reply.status;
-        let results = reply.collect::<Result<Vec<_>, _>>()?;
-        let found = (status == Status::OK).then(|| look(&results)).flatten();
-        found.with_context(|| format!("{status}: {results:?}"))
-    }
-
-    fn run<T>(
-        &mut self,
-        ops: &[Op<'_>],
-        look: impl FnOnce(&[OpResult<'_>]) -> Option<T>,
-    ) -> Result<T> {
-        let record = self.record(ops)?;
-        self.stream.write_all(&record)?;
-        self.receive(look)
-    }
-
-    fn begin(&mut self, name: &str) -> Result<SessionId> {
-        let exchange = Op::ExchangeId(ExchangeId {
-            clientowner: ClientOwner {
-                verifier: Verifier([1; 8]),
-                ownerid: Opaque(name.as_bytes()),
-            },
-            flags: ExchangeIdFlags::empty(),
-            state_protect: StateProtect::None,
-            client_impl_id: None,
-        });
-        let (client, sequence) = self.run(&[exchange], |results| match results {
-            [OpResult::ExchangeId(ok)] => Some((ok.clientid, ok.sequenceid)),
-            _ => None,
-        })?;
-        let channel = ChannelAttributes {
-            headerpadsize: 0,
-            maxrequestsize: 1 << 20,
-            maxresponsesize: 1 << 20,
-            maxresponsesize_cached: 4096,
-            maxoperations: 16,
-            maxrequests: DEPTH,
-            rdma_ird: None,
-        };
-        let create = Op::CreateSession(CreateSession {
-            clientid: client,
-            sequence,
-            flags: CreateSessionFlags::empty(),
-            fore_chan_attrs: channel,
-            back_chan_attrs: channel,
-            cb_program: 0,
-            sec_parms: List::of(&[]),
-        });
-        let session = self.run(&[create], |results| match results {
-            [OpResult::CreateSession(ok)] => Some(ok.sessionid),
-            _ => None,
-        })?;
-        let done = [sequence_of(session, 0, 1), Op::ReclaimComplete(false)];
-        self.run(&done, |_results| Some(()))?;
-        Ok(session)
-    }
-
-    /// The handle of the file.
-    fn look_up(&mut self) -> Result<Vec<u8>> {
-        let session = self.begin("looks up")?;
-        let ops = [
-            sequence_of(session, 0, 2),
-            Op::PutRootFh,
-            Op::Lookup(Component(b"export")),
-            Op::Lookup(Component(b"data")),
-            Op::GetFh,
-        ];
-        self.run(&ops, |results| match results.last() {
-            Some(OpResult::GetFh(handle)) => Some(handle.0.to_vec()),
-            _ => None,
-        })
-    }
-
-    fn open(&mut self, handle: &[u8]) -> Result<(SessionId, Stateid)> {
-        let session = self.begin("reads")?;
-        let open = Op::Open(Open {
-            seqid: 0,
-            share_access: ShareAccess(1),
-            share_deny: ShareDeny(0),
-            owner: StateOwner {
-                clientid: ClientId(0),
-                owner: Opaque(b"owner"),
-            },
-            openhow: OpenHow::NoCreate,
-            claim: OpenClaim::Fh,
-        });
-        let ops = [sequence_of(session, 0, 2), Op::PutFh(Opaque(handle)), open];
-        self.run(&ops, |results| match results {
-            [.., OpResult::Open(ok)] => Some((session, ok.stateid)),
-            _ => None,
-        })
-    }
-
-    /// Reads so many times, always as many at once.
-    fn read(&mut self, handle: &[u8], reads: u64) -> Result<()> {
-        let (session, stateid) = self.open(handle)?;
-        let mut sequences = vec![0_u32; usize::try_from(DEPTH)?];
-        // The first slot has had two requests.
-        sequences[0] = 2;
-        let mut offset = 0;
-        for _ in 0..reads.div_ceil(DEPTH.into()) {
-            let mut records = Vec::new();
-            for (slot, sequence) in (0..).zip(&mut sequences) {
-                *sequence += 1;
-                let ops = [
-                    sequence_of(session, slot, *sequence),
-                    Op::PutFh(Opaque(handle)),
-                    Op::Read(Read {
-                        stateid,
-                        offset,
-                        count: BYTES,
-                    }),
-                ];
-                // Here and there.
-                offset = (offset + 37 * u64::from(BYTES)) % u64::from(FILE_BYTES);
-                records.extend(self.record(&ops)?);
-            }
-            self.stream.write_all(&records)?;
-            for _ in &sequences {
-                self.receive(|results| matches!(results, [_, _, OpResult::Read(_)]).then_some(()))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn sequence_of(session: SessionId, slot: u32, sequence: u32) -> Op<'static> {
-    Op::Sequence(Sequence {
-        sessionid: session,
-        sequenceid: sequence,
-        slotid: slot,
-        highest_slotid: DEPTH - 1,
-        cachethis: false,
+/// The handle of the file.
+fn look_up(address: SocketAddr) -> Vec<u8> {
+    let mut client = Client::mount(tcp::connect(address), b"looks up", 2, DEPTH);
+    let [folder, file] = ["export", "data"].map(|name| Op::Lookup(Component(name.as_bytes())));
+    let ops = [Op::PutRootFh, folder, file, Op::GetFh];
+    client.run(0, &ops, |results| match results.last() {
+        Some(OpResult::GetFh(handle)) => handle.0.to_vec(),
+        other => panic!("{other:?}"),
     })
+}
+
+/// Reads so many times, always as many at once.
+fn read(address: SocketAddr, handle: &[u8], reads: u64) {
+    let mut client = Client::mount(tcp::connect(address), b"reads", 2, DEPTH);
+    let put = Op::PutFh(Opaque(handle));
+    let open = Op::Open(Open {
+        seqid: 0,
+        share_access: ShareAccess(1),
+        share_deny: ShareDeny(0),
+        owner: StateOwner {
+            clientid: ClientId(0),
+            owner: Opaque(b"owner"),
+        },
+        openhow: OpenHow::NoCreate,
+        claim: OpenClaim::Fh,
+    });
+    let stateid = client.run(0, &[put, open], |results| match results {
+        [_, OpResult::Open(ok)] => ok.stateid,
+        other => panic!("{other:?}"),
+    });
+    let mut offset = 0;
+    for _ in 0..reads.div_ceil(DEPTH.into()) {
+        let requests = (0..DEPTH).map(|_slot| {
+            let read = Op::Read(Read {
+                stateid,
+                offset,
+                count: BYTES,
+            });
+            // Here and there.
+            offset = (offset + 37 * u64::from(BYTES)) % u64::from(FILE_BYTES);
+            [put, read]
+        });
+        let requests: Vec<_> = requests.collect();
+        let by_slot: Vec<_> = (0..).zip(requests.iter().map(|ops| &ops[..])).collect();
+        client.send(&by_slot);
+        for _ in &requests {
+            client.receive(|results| assert!(matches!(results, [_, OpResult::Read(_)])));
+        }
+    }
 }
 
 /// A tenth more than a release had; and less than a dev build had when all READs went to the pool,
