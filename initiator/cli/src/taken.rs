@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
-use capstan_initiator::{ConnectError, DirectQueue, Options, TakenTransport, Transport};
+use capstan_initiator::internals::words::Count;
+use capstan_initiator::{
+    ConnectError, DirectQueue, Options, TakenTransport, Transport, Unidentified,
+};
 
 use super::output;
 
@@ -27,6 +30,26 @@ pub(crate) fn reach(options: &Options) -> Result<DirectQueue, ConnectError> {
     Ok(queue)
 }
 
+/// Namespaces without an answer that are told one by one: a target may list thousands.
+const UNIDENTIFIED_TOLD_MAX: usize = 10;
+
+/// Those that are told, and of the others how many there are, in words.
+pub(crate) fn told_unidentified(all: &[Unidentified]) -> (&[Unidentified], Option<String>) {
+    let Some((told, others)) = all.split_at_checked(UNIDENTIFIED_TOLD_MAX) else {
+        return (all, None);
+    };
+    let (first, last) = (others.first(), others.last());
+    let more = first.zip(last).map(|(first, last)| {
+        let count = Count(
+            others.len().try_into().unwrap_or(u64::MAX),
+            "more namespace",
+        );
+        let (first, last) = (first.nsid, last.nsid);
+        format!("so it is with {count}, {first} to {last}")
+    });
+    (told, more)
+}
+
 /// Names the namespaces that the controller lists, and does not tell what they are: once, however
 /// many associations a command has.
 fn say_unidentified(queue: &DirectQueue) {
@@ -34,8 +57,12 @@ fn say_unidentified(queue: &DirectQueue) {
     if queue.unidentified().is_empty() || SAID.set(()).is_err() {
         return;
     }
-    for unidentified in queue.unidentified() {
+    let (told, more) = told_unidentified(queue.unidentified());
+    for unidentified in told {
         tracing::warn!("{unidentified}; it is left out, see the target's log");
+    }
+    if let Some(more) = more {
+        tracing::warn!("{more}");
     }
 }
 
@@ -66,5 +93,29 @@ impl SharedTransport {
         let queue = connect(options)?;
         *known = queue.taken().cloned();
         Ok(queue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_initiator::Unidentified;
+    use capstan_nvme_proto::status::Status;
+
+    use super::told_unidentified;
+
+    #[test]
+    fn of_a_thousand_namespaces_without_an_answer_few_are_told_one_by_one() {
+        let status = Status::INTERNAL_ERROR;
+        let all: Vec<_> = (1..=1024)
+            .map(|nsid| Unidentified { nsid, status })
+            .collect();
+        let (told, more) = told_unidentified(&all);
+        assert_eq!(told.last().map(|last| last.nsid), Some(10));
+        let more = more.expect("there are more");
+        assert_eq!(more, "so it is with 1014 more namespaces, 11 to 1024");
+        for few in [0, 1, 10] {
+            let (told, more) = told_unidentified(&all[..few]);
+            assert_eq!((told.len(), more), (few, None));
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use capstan_doctor::{Check, Verdict};
 use capstan_initiator::names::Name;
-use capstan_initiator::{ConnectError, DirectQueue, Wire};
+use capstan_initiator::{ConnectError, DirectQueue, Unidentified, Wire};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType};
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::StatusContext;
@@ -15,6 +15,7 @@ use nix::libc;
 
 use super::super::offers::{Offers, names_told};
 use super::super::output;
+use super::super::taken::told_unidentified;
 use super::exercise::{namespace_to_read, nothing_to_read};
 use super::reach::Reached;
 
@@ -198,7 +199,7 @@ fn connect_to_named(
                 reached.take(options, taken, checks);
             }
             checks.push(controller(&queue, &subnqn, reached));
-            checks.extend(unidentified(&queue));
+            checks.extend(unidentified(queue.unidentified()));
             Ok(Some(queue))
         }
         Err(error) => {
@@ -213,12 +214,13 @@ fn connect_to_named(
 }
 
 /// Namespaces that the controller lists, and does not tell what they are.
-fn unidentified(queue: &DirectQueue) -> impl Iterator<Item = Check> {
-    let each = queue.unidentified().iter();
-    each.map(|unidentified| {
+fn unidentified(all: &[Unidentified]) -> impl Iterator<Item = Check> {
+    let (told, more) = told_unidentified(all);
+    let each = told.iter().map(|unidentified| {
         let name = format!("namespace {}", unidentified.nsid);
         Check::warning(name, unidentified.to_string(), "success", LOG)
-    })
+    });
+    each.chain(more.map(|more| Check::warning("namespaces", more, "success", LOG)))
 }
 
 fn controller(queue: &DirectQueue, subnqn: &Nqn, reached: &Reached) -> Check {
