@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow, bail};
 use capstan_initiator::internals::words::Count;
+use capstan_initiator::names::Name;
 use capstan_initiator::{Nqn, Transport};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::text::TextField;
@@ -19,7 +20,7 @@ pub(crate) fn names_told(names: &[Nqn]) -> String {
     let told: Vec<_> = names.iter().take(NAMES_TOLD_MAX).map(Nqn::as_str).collect();
     let more = match names.len() - told.len() {
         0 => String::new(),
-        more => format!(" and {more} more (`capstan discover` shows all)"),
+        more => format!(" and {more} more ({} shows all)", Name::Discover),
     };
     format!("{}{more}", told.join(", "))
 }
@@ -185,7 +186,7 @@ mod tests {
             told.starts_with("here offers 4096 subsystems, give one with --nqn: nqn.1000, "),
             "{told}"
         );
-        let end = ", nqn.1015 and 4080 more (`capstan discover` shows all)";
+        let end = ", nqn.1015 and 4080 more (DirectQueue::discover shows all)";
         assert!(told.ends_with(end), "{told}");
     }
 }
