@@ -14,7 +14,7 @@ use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
-use crate::host::{Held, NamespaceInfo, Unidentified, rdma_only};
+use crate::host::{Held, NamespaceInfo, Unidentified, no_namespace, rdma_only};
 use crate::names::Name;
 use crate::transports::tried_for;
 use crate::words::Count;
@@ -423,29 +423,6 @@ impl IoError {
             nsids: namespaces.iter().map(|namespace| namespace.nsid).collect(),
         }
     }
-}
-
-/// Namespaces that a message lists.
-const NSIDS_TOLD: usize = 16;
-
-/// That `nsid` is none of `nsids`, and what to do.
-fn no_namespace(nsid: u32, nsids: &[u32]) -> String {
-    if nsids.is_empty() {
-        return format!(
-            "no namespace {nsid}, and no other one for this host: add one on the target (capstan-target: a \
-             [[subsystem.namespace]], and a reload), or name another subsystem ({} shows those there are)",
-            Name::Discover
-        );
-    }
-    let told: Vec<_> = nsids.iter().take(NSIDS_TOLD).map(u32::to_string).collect();
-    let more = match nsids.len() - told.len() {
-        0 => String::new(),
-        more => format!(" and {more} more ({} shows all)", Name::Namespaces),
-    };
-    format!(
-        "no namespace {nsid} for this host, expected one of: {}{more}",
-        told.join(", ")
-    )
 }
 
 /// What an I/O command was about, for people.

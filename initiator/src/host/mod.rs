@@ -43,4 +43,4 @@ pub use fencing::Held;
 pub use info::{ControllerInfo, NamespaceInfo, Unidentified, Unusable};
 pub(crate) use queue::SubmissionQueue;
 pub use queue::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, SlotIndex};
-pub(crate) use words::rdma_only;
+pub(crate) use words::{no_namespace, rdma_only};

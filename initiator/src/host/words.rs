@@ -7,6 +7,7 @@ use capstan_nvme_proto::rdma_cm::{CmReject, RejectStatus};
 use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::RejectReason;
 
+use super::scan::NAMESPACES_MAX;
 use crate::names::Name;
 use crate::options::Transport;
 
@@ -158,6 +159,38 @@ pub(crate) fn rdma_only() -> String {
     )
 }
 
+/// Namespaces that a message lists.
+const NSIDS_TOLD: usize = 16;
+
+/// That `nsid` is none of `nsids`, and what to do.
+pub(crate) fn no_namespace(nsid: u32, nsids: &[u32]) -> String {
+    if nsids.is_empty() {
+        return format!(
+            "no namespace {nsid}, and no other one for this host: add one on the target (capstan-target: a \
+             [[subsystem.namespace]], and a reload), or name another subsystem ({} shows those there are)",
+            Name::Discover
+        );
+    }
+    if let Some(last) = nsids
+        .last()
+        .filter(|last| nsids.len() >= NAMESPACES_MAX && **last < nsid)
+    {
+        return format!(
+            "as many namespaces as this host looks at ({NAMESPACES_MAX}, the last of them {last}), and whether there is a {nsid} \
+             was not asked: on the target, give it an NSID up to {last}, or a subsystem with fewer namespaces"
+        );
+    }
+    let told: Vec<_> = nsids.iter().take(NSIDS_TOLD).map(u32::to_string).collect();
+    let more = match nsids.len() - told.len() {
+        0 => String::new(),
+        more => format!(" and {more} more ({} shows all)", Name::Namespaces),
+    };
+    format!(
+        "no namespace {nsid} for this host, expected one of: {}{more}",
+        told.join(", ")
+    )
+}
+
 fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
     let Asked {
         subnqn,
@@ -231,6 +264,23 @@ mod tests {
             entries: 128,
             transport: Transport::Tcp,
         }
+    }
+
+    /// The list of a controller is cut, and a namespace behind the cut may be there.
+    #[test]
+    fn a_namespace_that_was_not_looked_for_is_not_said_to_be_missing() {
+        let all: Vec<u32> = (1..).take(NAMESPACES_MAX).collect();
+        let told = no_namespace(2000, &all);
+        assert!(
+            told.contains("whether there is a 2000 was not asked"),
+            "{told}"
+        );
+        assert!(!told.contains("no namespace"), "{told}");
+        let told = no_namespace(2000, &all[1..]);
+        assert!(
+            told.starts_with("no namespace 2000 for this host, expected one of: 2, 3"),
+            "{told}"
+        );
     }
 
     #[test]
