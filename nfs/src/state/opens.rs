@@ -234,10 +234,13 @@ impl State {
     }
 
     /// No open has come of it.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "what was given back is not there"
+    )]
     pub fn give_back_open_room(&mut self, room: OpenRoom) {
-        let OpenRoom { address, bytes } = room;
-        self.opens.give_back(address, 1);
-        self.bytes.give_back(address, bytes);
+        self.opens.give_back(room.address, 1);
+        self.bytes.give_back(room.address, room.bytes);
     }
 
     /// As [`State::open`], of a file that was made in this room.
