@@ -237,6 +237,14 @@ impl PduReader {
         matches!(self.at, At::Common) && self.have_bytes == 0
     }
 
+    /// What has been read of a PDU whose header is not complete.
+    #[must_use]
+    pub fn begun(&self) -> &[u8] {
+        let is_header = matches!(self.at, At::Common | At::Head { .. });
+        let read = self.header.get(..self.have_bytes).filter(|_| is_header);
+        read.unwrap_or_default()
+    }
+
     /// The last header, as much of it as was read and looked at: what a TermReq about a fault in it
     /// brings.
     #[must_use]

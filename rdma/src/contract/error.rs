@@ -56,6 +56,15 @@ pub enum PostError {
     NotSupported(&'static str),
 }
 
+/// How much has come of what was waited for so long.
+fn came(came_bytes: usize, timeout_ms: u64) -> String {
+    match came_bytes {
+        0 => format!("nothing has come for {timeout_ms} ms"),
+        1 => format!("1 byte of it has come in {timeout_ms} ms, and not the rest,"),
+        _ => format!("{came_bytes} bytes of it have come in {timeout_ms} ms, and not the rest,"),
+    }
+}
+
 /// A connection-manager call or an attempt to connect failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CmError {
@@ -69,16 +78,19 @@ pub enum CmError {
         /// The wait in milliseconds.
         timeout_ms: u64,
     },
-    /// The peer has taken the connection and has said nothing in time.
+    /// The peer has taken the connection and has said nothing in time, or has begun and not gone on.
     #[error(
-        "{what}: nothing has come for {timeout_ms} ms from what has taken the connection; check the address and port (on \
-         the target: `ss -ltn` shows what listens), and whether that hangs"
+        "{what}: {} from what has taken the connection; check the address and port (on the target: `ss -ltn` shows what \
+         listens), and whether that hangs",
+        came(*came_bytes, *timeout_ms)
     )]
     Silent {
         /// The step, and the peer.
         what: String,
         /// The wait in milliseconds.
         timeout_ms: u64,
+        /// What has come of that which was waited for, in bytes.
+        came_bytes: usize,
     },
     /// The system refused, with its own words.
     #[error("{what}: {message}")]

@@ -154,11 +154,66 @@ fn a_silent_listener_times_out() {
     host.cm.connect(id, &param(&[], 1, 1), 50_000, now).unwrap();
     turn_until(&mut host, &mut other, "answer", |h, _| h.events.len() > 1);
     match &host.events[1].kind {
-        CmEventKind::Failed(CmError::Silent { what, timeout_ms }) => {
+        CmEventKind::Failed(CmError::Silent {
+            what,
+            timeout_ms,
+            came_bytes: 0,
+        }) => {
             let expected = format!("waiting for the MPA Reply of {at}");
             assert_eq!((what, *timeout_ms), (&expected, 50));
         }
         other => panic!("{other:?}"),
+    }
+}
+
+/// What a connect is told that hears only this.
+fn told_after(heard: &'static [u8], timeout_us: u64) -> String {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = other.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        stream.write_all(heard).unwrap();
+        stream
+    });
+    let (mut host, mut other) = (Side::new(Config::default()), Side::new(Config::default()));
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _qp = host.create_qp(id);
+    host.cm
+        .connect(id, &param(&[], 1, 1), timeout_us, now)
+        .unwrap();
+    turn_until(&mut host, &mut other, "answer", |h, _| h.events.len() > 1);
+    drop(server.join().unwrap());
+    match &host.events[1].kind {
+        CmEventKind::Failed(error) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Of a Reply that stands still, in its key or in its private data, it is told how much has come.
+#[test]
+fn a_reply_that_is_begun_is_not_nothing() {
+    let stalls = b"MPA ID Rep Frame\x40\x01\x00\x20\0\0\0\0";
+    for heard in [&stalls[..1], &stalls[..10], &stalls[..16], stalls] {
+        let told = told_after(heard, 300_000);
+        let words = match heard.len() {
+            1 => "1 byte of it has come in 300 ms, and not the rest".to_owned(),
+            bytes => format!("{bytes} bytes of it have come in 300 ms, and not the rest"),
+        };
+        assert!(told.contains(&words), "{told}");
+    }
+}
+
+/// A banner may be shorter than a frame: what it says is not waited for any longer.
+#[test]
+fn a_short_banner_is_told_at_once() {
+    for (heard, words) in [
+        (&b"+OK\r\n"[..], "(\"+OK\\r\\n\")"),
+        (b"SSH-2.0-Go\r\n", "(\"SSH-2.0-Go"),
+    ] {
+        let told = told_after(heard, 60_000_000);
+        assert!(told.contains(words), "{told}");
+        assert!(told.contains("does not speak iWARP"), "{told}");
     }
 }
 

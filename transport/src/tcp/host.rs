@@ -104,7 +104,7 @@ struct Command {
 
 /// The host's side of a queue.
 pub struct HostQueue {
-    stream: Stream,
+    pub(super) stream: Stream,
     side: HostSide,
 }
 

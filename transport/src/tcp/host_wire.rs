@@ -239,10 +239,7 @@ impl TcpHostWire {
                         Err(not_set_up(&connection, reason))
                     }
                     _ if now_us < deadline_us => Ok(Some(Step::SettingUp(connection))),
-                    _ => Err(OpenError::Connection(CmError::Silent {
-                        what: format!("waiting for the ICResp of {destination}"),
-                        timeout_ms,
-                    })),
+                    _ => Err(connection.queue.stream.late(destination, timeout_ms)),
                 }
             }
         };

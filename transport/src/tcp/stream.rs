@@ -1,6 +1,7 @@
 //! What both sides of a connection have in common: the stream of bytes in, what is to be sent, and
 //! how it ends.
 
+use std::net::SocketAddr;
 use std::ptr::NonNull;
 
 use capstan_memory::{Buffer, RawBytes};
@@ -8,10 +9,12 @@ use capstan_nvme_proto::tcp::Role;
 use capstan_nvme_proto::tcp::fault::{FatalErrorStatus, Fault};
 use capstan_nvme_proto::tcp::pdu::PduType;
 use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
+use capstan_rdma::contract::CmError;
 
 use super::limits::{DIRECT_MIN_BYTES, SETUP_US, TERM_US};
 use super::outgoing::Outgoing;
 use super::staging::Staging;
+use crate::host::OpenError;
 use crate::queue::{End, EndReason};
 
 /// Where the next bytes of the stream belong, for a socket to put them there.
@@ -187,7 +190,10 @@ impl Stream {
 
     /// What answers a host there, where the first bytes are not those of a PDU, in words.
     fn other_protocol(&self) -> Option<String> {
-        let first = self.reader.header();
+        let first = match self.reader.header() {
+            [] => self.reader.begun(),
+            header => header,
+        };
         // The types of PDUs are 00h to 09h (NVMe over TCP Transport 1.1, section 3.6.1).
         let is_pdu = first
             .first()
@@ -198,6 +204,19 @@ impl Stream {
                  port (on the target: `ss -ltn` shows what listens)",
                 first.escape_ascii()
             )
+        })
+    }
+
+    /// That no whole ICResp of `destination` has come in time, and what has.
+    pub(super) fn late(&self, destination: SocketAddr, timeout_ms: u64) -> OpenError {
+        let is_mute = false;
+        if let Some(why) = self.other_protocol() {
+            return OpenError::NoIcResp { why, is_mute };
+        }
+        OpenError::Connection(CmError::Silent {
+            what: format!("waiting for the ICResp of {destination}"),
+            timeout_ms,
+            came_bytes: self.reader.begun().len(),
         })
     }
 

@@ -405,6 +405,7 @@ mod tests {
                 CmError::Silent {
                     what: "ICResp".to_owned(),
                     timeout_ms: 3000,
+                    came_bytes: 0,
                 },
                 "check the address and port; on the target: ss -ltnp 'sport = :4420'",
             ),

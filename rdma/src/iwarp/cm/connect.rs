@@ -4,7 +4,8 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::listen::negotiated;
 use super::setup::{
-    self, Agreed, FrameReader, Heard, Read1, ReplyError, read_failed, settle, write_frame,
+    self, Agreed, FrameReader, Heard, Read1, ReadError, ReplyError, read_failed, settle,
+    write_frame,
 };
 use super::{Manager, SetUpSocket, State, os_error};
 use crate::address_words::refused;
@@ -17,7 +18,7 @@ use crate::iwarp::driver::rendezvous::{is_same_host, take_up};
 use crate::iwarp::fatal::{Fatal, terminate_bytes};
 use crate::iwarp::link::Link;
 use crate::iwarp::link::socket::{connecting, end_when_closed, tune};
-use crate::iwarp::wire::mpa::{Frame, FrameKind, Rtr};
+use crate::iwarp::wire::mpa::{Frame, FrameError, FrameHeader, FrameKind, Rtr};
 use crate::iwarp::wire::terminate::ErrorCode;
 
 /// A connect in progress.
@@ -35,7 +36,11 @@ impl Connecting {
         let timeout_ms = self.timeout_us / 1000;
         if self.asked {
             let what = format!("waiting for the MPA Reply of {peer}");
-            return CmError::Silent { what, timeout_ms };
+            return CmError::Silent {
+                what,
+                timeout_ms,
+                came_bytes: self.socket.reader.bytes().len(),
+            };
         }
         CmError::Timeout {
             what: format!("TCP connect to {peer}"),
@@ -114,11 +119,19 @@ impl Manager {
             }
             return;
         }
-        match connecting.socket.reader.read(&connecting.socket.stream) {
+        let read = connecting.socket.reader.read(&connecting.socket.stream);
+        // What speaks first, and says less than a frame has, does not go on.
+        let first = connecting.socket.reader.bytes();
+        let read = match read {
+            Ok(Read1::Waiting) if !FrameHeader::may_begin_with(first) => {
+                Err(ReadError::Frame(FrameError::Key))
+            }
+            read => read,
+        };
+        match read {
             Ok(Read1::Waiting) => {}
             Ok(Read1::Frame(heard)) => self.hear_reply(id, &heard),
             Err(error) => {
-                let first = connecting.socket.reader.bytes();
                 let error = read_failed("waiting for the peer's MPA Reply", &error, first);
                 self.close(id, CmEventKind::Failed(error));
             }

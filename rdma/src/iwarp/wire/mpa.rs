@@ -186,6 +186,13 @@ pub enum FrameError {
 }
 
 impl FrameHeader {
+    /// Whether what begins with `bytes` can become a frame.
+    pub fn may_begin_with(bytes: &[u8]) -> bool {
+        let keys = [REQUEST_KEY, REPLY_KEY];
+        let mut keys = keys.iter();
+        keys.any(|key| bytes.iter().zip(key).all(|(byte, of_key)| byte == of_key))
+    }
+
     /// Reads the fixed part and says how many bytes of private data follow.
     ///
     /// # Errors

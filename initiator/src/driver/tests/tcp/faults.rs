@@ -15,19 +15,30 @@ use crate::host::{AssociationStatus, Event as HostEvent};
 
 /// Why the host does not connect to what answers its ICReq with `bytes`, and its side of that.
 fn answered_with(bytes: &[u8]) -> (String, TcpStream) {
+    after(0, bytes)
+}
+
+/// The same, so much later.
+fn after(later_us: u64, bytes: &[u8]) -> (String, TcpStream) {
     let mut world = World::new(Digests::empty());
     let (listener, engine) = (&world.peer.listener, &mut world.engine);
     listener.set_nonblocking(false).unwrap();
     engine.turn(Clock.now_us());
     let (mut stream, _) = listener.accept().unwrap();
     stream.write_all(bytes).unwrap();
-    let end_us = Clock.now_us() + 10_000_000;
-    let cause = loop {
+    // Its ICReq has left.
+    stream.set_nonblocking(true).unwrap();
+    while stream.peek(&mut [0]).is_err() {
         engine.turn(Clock.now_us());
+    }
+    stream.set_nonblocking(false).unwrap();
+    let end_us = Clock.now_us() + later_us + 10_000_000;
+    let cause = loop {
+        engine.turn(Clock.now_us() + later_us);
         match engine.status(0) {
             AssociationStatus::Failed(cause) => break cause,
             AssociationStatus::Waiting { cause, .. } => break cause,
-            _ => assert!(Clock.now_us() < end_us),
+            _ => assert!(Clock.now_us() + later_us < end_us),
         }
     };
     (cause.to_string(), stream)
@@ -47,6 +58,26 @@ fn a_controller_that_sends_rubbish_is_told_and_the_loss_says_what() {
     stream.read_to_end(&mut sent).unwrap();
     // Behind ICReq: an H2CTermReq, 02h, with FES 02h (PDU Sequence Error).
     assert_eq!((sent[128], &sent[136..138]), (0x02, &[0x02, 0][..]));
+}
+
+/// What has come is told, also where it is less than tells a PDU, or less than an ICResp.
+#[test]
+fn what_has_come_of_an_ic_resp_is_not_nothing() {
+    for (bytes, words) in [
+        (
+            &b"+OK\r\n"[..],
+            "does not speak NVMe/TCP: it begins with \"+OK\\r\\n\"",
+        ),
+        (&[1, 0, 128], ": 3 bytes of it have come in "),
+        (
+            &[1, 0, 128, 0, 128, 0, 0, 0, 0, 0],
+            ": 10 bytes of it have come in ",
+        ),
+    ] {
+        let (told, _) = after(4_000_000, bytes);
+        assert!(told.contains(words), "{told}");
+        assert!(!told.contains("nothing has come"), "{told}");
+    }
 }
 
 #[test]
