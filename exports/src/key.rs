@@ -16,7 +16,11 @@ pub const OWNER_BYTES: usize = 16;
 
 /// The secret key of every handle's MAC. With it, a handle of any file of any export can be forged.
 #[derive(Clone)]
-pub struct Key([u8; KEY_BYTES]);
+pub struct Key {
+    bytes: [u8; KEY_BYTES],
+    /// Where it is kept: no client is to have it.
+    folder: Option<PathBuf>,
+}
 
 /// Why there is no key.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +62,13 @@ pub enum KeyError {
 impl Key {
     /// A key of these bytes, which have to be random and secret.
     pub const fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
-        Self(bytes)
+        let folder = None;
+        Self { bytes, folder }
+    }
+
+    /// The folder that it is kept in, where it is in one.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     /// What a server with this key may call itself: the same as long as handles hold, no other
@@ -66,7 +76,7 @@ impl Key {
     pub fn owner(&self) -> [u8; OWNER_BYTES] {
         let mut owner = [0; OWNER_BYTES];
         let digest = blake3::Hasher::new_derive_key("capstan 2026-11-28 NFS server owner")
-            .update(&self.0)
+            .update(&self.bytes)
             .finalize();
         for (to, from) in owner.iter_mut().zip(digest.as_bytes()) {
             *to = *from;
@@ -75,7 +85,7 @@ impl Key {
     }
 
     pub(crate) const fn bytes(&self) -> &[u8; KEY_BYTES] {
-        &self.0
+        &self.bytes
     }
 
     /// The key in `folder`, made and synced there first where it is missing. Of two processes that
@@ -128,7 +138,10 @@ impl Key {
             .read_to_end(&mut bytes)
             .map_err(failed("reading"))?;
         match bytes.try_into() {
-            Ok(key) => Ok(Self(key)),
+            Ok(bytes) => Ok(Self {
+                bytes,
+                folder: path.parent().map(Path::to_owned),
+            }),
             Err(bytes) => Err(KeyError::Length {
                 path: path.into(),
                 found: bytes.len(),
@@ -199,15 +212,15 @@ mod tests {
         let path = folder.path().join(KEY_FILE);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
         let read = Key::open_or_make(folder.path()).unwrap();
-        assert_eq!(made.0, read.0);
-        assert_ne!(made.0, [0; KEY_BYTES]);
+        assert_eq!(made.bytes, read.bytes);
+        assert_ne!(made.bytes, [0; KEY_BYTES]);
         assert_eq!(
             fs::read_dir(folder.path()).unwrap().count(),
             1,
             "nothing else is left"
         );
         let other = tempfile::tempdir().unwrap();
-        assert_ne!(made.0, Key::open_or_make(other.path()).unwrap().0);
+        assert_ne!(made.bytes, Key::open_or_make(other.path()).unwrap().bytes);
     }
 
     #[test]
@@ -225,7 +238,7 @@ mod tests {
                 .map(|thread| thread.join().unwrap())
                 .collect()
         });
-        assert!(keys.iter().all(|key| key.0 == keys[0].0));
+        assert!(keys.iter().all(|key| key.bytes == keys[0].bytes));
         assert_eq!(
             fs::read_dir(folder.path()).unwrap().count(),
             1,

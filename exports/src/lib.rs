@@ -20,6 +20,7 @@ pub mod identity;
 mod inside;
 pub mod key;
 pub mod limits;
+pub mod mountinfo;
 mod mounts;
 pub mod name;
 pub mod node;

@@ -14,46 +14,9 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 use crate::error::FileError;
 use crate::export::{Export, ExportError, ExportSettings, Exports, PLACE_MASK, Place, Table};
 use crate::handle::{ExportId, FileSystemId, KernelHandle};
-use crate::limits::{EXPORTS, MOUNT_POINTS};
+use crate::limits::EXPORTS;
+use crate::mountinfo::{Mount, is_in_mounted, mounts};
 use crate::sys::{self, FdPath};
-
-/// Mount points in the order of `/proc/thread-self/mountinfo` (proc_pid_mountinfo(5), field 5).
-fn mount_points(mountinfo: &[u8]) -> Vec<PathBuf> {
-    use std::os::unix::ffi::OsStringExt;
-    mountinfo
-        .split(|&byte| byte == b'\n')
-        .filter_map(|line| line.split(|&byte| byte == b' ').nth(4))
-        .take(MOUNT_POINTS)
-        .map(|field| std::ffi::OsString::from_vec(unescaped(field)).into())
-        .collect()
-}
-
-/// The kernel writes space, tab, line feed and backslash as a backslash and three octal digits.
-fn unescaped(field: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let [first, behind @ ..] = rest {
-        let digits = match behind {
-            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] => Some([a, b, c]),
-            _ => None,
-        };
-        match digits {
-            Some(digits) if *first == b'\\' => {
-                bytes.push(
-                    digits
-                        .iter()
-                        .fold(0, |byte, digit| byte << 3 | (*digit - b'0')),
-                );
-                rest = rest.get(4..).unwrap_or_default();
-            }
-            _ => {
-                bytes.push(*first);
-                rest = behind;
-            }
-        }
-    }
-    bytes
-}
 
 /// The id of a mount that can be written, where one of the same directory can only be read.
 fn id_beside(id: ExportId) -> ExportId {
@@ -143,8 +106,8 @@ impl Table {
 /// Makes exports of what is mounted below `export`. The outer of two comes first in the list.
 pub(crate) fn adopt_below(exports: &Exports, export: &Arc<Export>) {
     let path = &export.settings().path;
-    let mountinfo = match fs::read("/proc/thread-self/mountinfo") {
-        Ok(read) => read,
+    let mounts = match mounts() {
+        Ok(mounts) => mounts,
         Err(error) => {
             tracing::warn!(
                 "handles below mount points in {} are stale until they are looked up again: \
@@ -157,17 +120,16 @@ pub(crate) fn adopt_below(exports: &Exports, export: &Arc<Export>) {
     let Ok(real) = fs::canonicalize(path) else {
         return;
     };
-    let points = mount_points(&mountinfo);
     // Once more for those that have lost their ids to a mount that comes behind them.
     for _ in 0..2 {
-        adopt_points(exports, export, &real, &points);
+        adopt_points(exports, export, &real, &mounts);
     }
 }
 
-fn adopt_points(exports: &Exports, export: &Arc<Export>, real: &Path, points: &[PathBuf]) {
+fn adopt_points(exports: &Exports, export: &Arc<Export>, real: &Path, mounts: &[Mount]) {
     let mut above = vec![(PathBuf::new(), export.clone())];
-    for point in points {
-        let Ok(below) = point.strip_prefix(real) else {
+    for mount in mounts {
+        let Ok(below) = mount.point.strip_prefix(real) else {
             continue;
         };
         if below.as_os_str().is_empty() {
@@ -293,6 +255,8 @@ impl Exports {
     /// same directory is mounted once more, handles lead to the mount that can only be read, as
     /// they do not tell by which one a file was found: the other has an id beside it.
     fn adopt(&self, mut export: Export, log: Log) -> Option<Arc<Export>> {
+        let key = self.key.folder();
+        let holds_key = key.filter(|folder| is_in_mounted(export.root(), folder));
         let mut table = self.table_to_change();
         let by_id = &mut table.by_id;
         let outer = export.outer.as_ref()?;
@@ -300,7 +264,12 @@ impl Exports {
         if rival(by_id, &export).is_some_and(|held| held.is_read_only() && !export.is_read_only()) {
             export.id = id_beside(export.id);
         }
-        let problem = if by_id.get(&export.id).is_some_and(|held| !held.is_adopted()) {
+        let problem = if let Some(folder) = holds_key {
+            Some(format!(
+                "the state folder {} is in it, with the key of file handles",
+                folder.display()
+            ))
+        } else if by_id.get(&export.id).is_some_and(|held| !held.is_adopted()) {
             Some("its id is another export's".into())
         } else if by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
             Some(format!("there are {EXPORTS} exports already"))
@@ -325,21 +294,5 @@ impl Exports {
     pub fn release_mounted(&self) {
         let mut table = self.table_to_change();
         table.by_id.retain(|_, export| !export.is_adopted());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mount_points_are_read_as_the_kernel_writes_them() {
-        let text = b"36 35 98:0 /mnt1 /mnt/a\\040b rw,noatime master:1 - ext3 /dev/root rw\n\
-                     37 35 98:0 / /c\\134d\\0 rw - tmpfs none rw\nshort\n";
-        let points = mount_points(text);
-        assert_eq!(
-            points,
-            [PathBuf::from("/mnt/a b"), PathBuf::from("/c\\d\\0")]
-        );
     }
 }

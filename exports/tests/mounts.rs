@@ -6,7 +6,7 @@ use std::fs;
 
 use capstan_exports::directory::ReadDirectory;
 use capstan_exports::error::{FileError, StaleReason};
-use capstan_exports::{ExportSettings, Exports, Node};
+use capstan_exports::{ExportSettings, Exports, Key, Node};
 use support::{Disk, Exported, KEY, caller, name, own_mounts, run, settings};
 
 /// A file system with another one mounted in its folder `inner`, and one in `inner/deep`.
@@ -269,4 +269,29 @@ fn root_what_was_found_by_a_read_only_mount_is_written_by_no_other() {
         let point = disk.path().join(point);
         run("umount", &["--lazy", point.to_str().unwrap()]).unwrap();
     }
+}
+
+/// Who reads it can make a handle of any file.
+#[test]
+fn root_the_folder_of_the_key_is_not_taken_in() {
+    own_mounts();
+    let disk = Disk::of("", "ext4").unwrap();
+    let kept = Disk::of("", "tmpfs").unwrap();
+    let in_kept = |text: &str| kept.path().join(text);
+    let (state, other) = (in_kept("above/state"), in_kept("other"));
+    for folder in [&state, &other] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    let key = Key::open_or_make(&state).unwrap();
+    let exports = Exports::open(key, vec![crossing(&disk)]).unwrap();
+    let root = Node::root(&exports.by_client_path("/x").unwrap()).unwrap();
+    let caller = caller(root.export(), 0, &[]);
+    let taken_in = |from: &std::path::Path, at: &str| {
+        bind(from, &disk.path().join(at), "ro");
+        root.lookup(&exports, &caller, name(at)).map(drop)
+    };
+    let refused = Err(FileError::OtherFileSystem);
+    assert_eq!(taken_in(&in_kept("above"), "above"), refused);
+    assert_eq!(taken_in(&state, "state"), refused);
+    assert_eq!(taken_in(&other, "other"), Ok(()));
 }

@@ -9,7 +9,7 @@ use capstan_config::{Config, Listener, Nfs, Transports, word_of};
 use capstan_doctor::{Check, Machine, Verdict, nfs};
 use capstan_exports::clients::Squash;
 use capstan_exports::key::KEY_BYTES;
-use capstan_exports::{ExportSettings, Exports, Key};
+use capstan_exports::{ExportSettings, Exports, Key, mountinfo};
 use capstan_nfs::state::stable::file::{StableFile, StableFileError};
 use capstan_rdma::ProviderKind;
 use nix::errno::Errno;
@@ -37,7 +37,11 @@ pub(crate) fn checks(machine: &Machine, config: &Config, others: u64) -> Vec<Che
     let folder = state::wanted();
     checks.extend(state_folder(&folder));
     checks.extend(of_exports(&nfs.exports, may));
-    checks.extend(around_state(&nfs.exports, &folder).map(|export| of_state(export, &folder)));
+    checks.extend(
+        mountinfo::around(&nfs.exports, &folder)
+            .into_iter()
+            .map(|export| of_state(export, &folder)),
+    );
     let ports: Vec<_> = nfs.tcp.iter().chain(&nfs.rdma).copied().collect();
     checks.extend(nfs::kernel_server(machine, &ports));
     checks.extend(nfs.tcp.iter().map(|at| over_tcp(machine, *at)));
@@ -129,27 +133,14 @@ fn key_was_lost(folder: &Path) -> Option<String> {
     })
 }
 
-/// An export that the state folder is in.
-pub(super) fn around_state<'e>(
-    exports: &'e [ExportSettings],
-    folder: &Path,
-) -> impl Iterator<Item = &'e ExportSettings> {
-    let folder = folder.canonicalize().ok();
-    exports.iter().filter(move |export| {
-        let path = export.path.canonicalize().ok();
-        let both = folder.as_ref().zip(path);
-        both.is_some_and(|(folder, path)| folder.starts_with(path))
-    })
-}
-
 /// Whether some client can say that it is the user whose the state folder is.
 pub(super) fn shows_key(export: &ExportSettings, folder: &Path) -> bool {
-    let is_roots = fs::metadata(folder).is_ok_and(|of| of.uid() == 0);
+    let owner = fs::metadata(folder).map_or(0, |of| of.uid());
     let mut rules = export.clients.rules().iter();
     rules.any(|rule| match rule.squash {
         Squash::None => true,
-        Squash::Root => !is_roots,
-        Squash::All => false,
+        Squash::Root => owner != 0 || rule.anonymous.uid == 0,
+        Squash::All => rule.anonymous.uid == owner,
     })
 }
 

@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use capstan_config::{Backing, Config, Namespace, Nfs, Nqn};
 use capstan_exports::clients::ClientRules;
 use capstan_exports::reload::{Change, Changed, Fresh};
-use capstan_exports::{ExportSettings, Exports, FileId, Key, NamespaceClaim};
+use capstan_exports::{ExportSettings, Exports, FileId, Key, NamespaceClaim, mountinfo};
 use capstan_nfs::service::Service;
 
 use crate::state;
@@ -197,7 +197,7 @@ fn renamed(gone: &Change, changes: &[Change]) -> Option<String> {
 /// # Errors
 /// Clients can read the key of file handles in an export.
 fn refuse_state_in(exports: &[ExportSettings], folder: &Path) -> anyhow::Result<()> {
-    let mut around = checks::around_state(exports, folder);
+    let mut around = mountinfo::around(exports, folder).into_iter();
     match around.find(|export| checks::shows_key(export, folder)) {
         Some(export) => bail!("{}", checks::holds_state(export, folder)),
         None => Ok(()),

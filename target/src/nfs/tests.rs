@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use capstan_config::Config;
 use capstan_doctor::{Check, Machine, Verdict};
-use capstan_exports::{FileError, Key, Node, OpenAccess};
+use capstan_exports::{FileError, Key, Node, OpenAccess, mountinfo};
 use capstan_nfs::state::stable::file::StableFile;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-use super::checks::{around_state, checks, shows_key, state_folder};
+use super::checks::{checks, shows_key, state_folder};
 use super::{Changed, Files, renamed};
 
 /// A tmpfs in mounts of the thread's own, with the folders `pub`, `other` and `state`.
@@ -230,19 +230,67 @@ fn root_the_state_folder_is_looked_at_as_a_start_uses_it() {
     one(&state, Verdict::Error, "on a file system that is read-only");
 }
 
+/// Of one export for each, whether clients can read the key there; and that none is around `other`.
+fn showing(place: &Place, exports: &str) -> Vec<bool> {
+    let config = place.config(exports, "");
+    let exports = &config.nfs.as_ref().unwrap().exports;
+    let (state, outside) = (place.path("state"), place.path("other"));
+    assert!(mountinfo::around(exports, &outside).is_empty());
+    let around = mountinfo::around(exports, &state).into_iter();
+    around.map(|of| shows_key(of, &state)).collect()
+}
+
 #[test]
 fn root_a_state_folder_in_an_export_is_told_and_refused_where_clients_can_read_it() {
     let place = Place::new();
-    let of = |keys: &str| {
-        let config = place.config(&place.export("state", keys), "");
-        let exports = &config.nfs.as_ref().unwrap().exports;
-        let (state, outside) = (place.path("state"), place.path("other"));
-        assert_eq!(around_state(exports, &outside).count(), 0);
-        around_state(exports, &state)
-            .map(|of| shows_key(of, &state))
-            .collect::<Vec<_>>()
+    for (keys, shows) in [
+        ("", false),
+        (WRITTEN, true),
+        ("squash = \"all\"", false),
+        ("anonuid = 0", true),
+        ("squash = \"all\"\nanonuid = 0", true),
+    ] {
+        let shown = showing(&place, &place.export("state", keys));
+        assert_eq!(shown, [shows], "{keys}");
+    }
+}
+
+#[test]
+fn root_a_state_folder_is_found_by_other_mounts_of_what_it_is_in() {
+    let none = None::<&str>;
+    let place = Place::new();
+    let (state, inner) = (place.path("above/state"), place.path("pub/inner"));
+    fs::create_dir_all(&state).unwrap();
+    fs::create_dir_all(&inner).unwrap();
+    let bind = |from: &str, to: &str| {
+        let (from, to) = (place.path(from), place.path(to));
+        mount(Some(&from), &to, none, MsFlags::MS_BIND, none).unwrap();
     };
-    assert_eq!((of(""), of(WRITTEN)), (vec![false], vec![true]));
+    let around = |export: String| {
+        let config = place.config(&export, "");
+        let exports = &config.nfs.as_ref().unwrap().exports;
+        mountinfo::around(exports, &state).len()
+    };
+    bind("above", "other");
+    bind("above", "pub/inner");
+    assert_eq!(
+        around(place.export("other", "")),
+        1,
+        "its parent, by another path"
+    );
+    assert_eq!(
+        around(place.export("pub", "")),
+        0,
+        "what is mounted there is not exported"
+    );
+    assert_eq!(around(place.export("pub", "crossmnt = true")), 1);
+    // The folder itself is a mount, of what is in an export.
+    let elsewhere = place.path("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    bind("state", "elsewhere");
+    let config = place.config(&place.export("state", ""), "");
+    let exports = &config.nfs.as_ref().unwrap().exports;
+    assert_eq!(mountinfo::around(exports, &elsewhere).len(), 1);
 }
 
 #[test]
