@@ -26,6 +26,9 @@ use crate::{
     Transports, limits,
 };
 
+const NOTHING_SERVED: &str = "a [[subsystem]] with an nqn and a [[subsystem.namespace]]; or, for NFS clients, an [[export]] \
+                              with path and clients, and `addresses` below [nfs]";
+
 /// Checks what was read of `text`.
 pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
     let (raw, not_read) = match read {
@@ -67,6 +70,9 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
         false => {
             let listeners = checker.listeners(&raw.listener);
             checker.shared_receives(&raw.target, &listeners, raw.listener.len());
+            if raw.subsystem.is_empty() && !has_nfs {
+                checker.report("subsystem", None, ProblemKind::Missing(NOTHING_SERVED));
+            }
             (listeners, checker.subsystems(&raw.subsystem, &raw.target))
         }
     };

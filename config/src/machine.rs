@@ -13,7 +13,7 @@ use crate::{
     Reactors, Warning, shown,
 };
 
-mod exports;
+pub(crate) mod exports;
 mod hidden;
 mod in_use;
 pub(crate) mod next_step;
@@ -104,6 +104,11 @@ impl Config {
 
     /// A subsystem is empty while its only volume is taken out, and hardly ever for good.
     fn check_namespaces(&self, findings: &mut Findings) {
+        if self.subsystems.is_empty() && !self.listeners.is_empty() {
+            let message = "there is no [[subsystem]]: hosts that connect find nothing; one with nqn \
+                           and a [[subsystem.namespace]] is one";
+            findings.warning("listener", message.to_owned());
+        }
         for (index, subsystem) in self.subsystems.iter().enumerate() {
             if subsystem.namespaces.is_empty() {
                 findings.warning(

@@ -317,6 +317,36 @@ pub enum ProblemKind {
         /// Its first use.
         first: At,
     },
+    /// One path of two exports.
+    #[error(
+        "{path} is already used at {first}; put the networks of both into the `clients` of one, each with what it may, such as \
+         {{ network = \"192.0.2.9\", access = \"read-write\" }}; or give one of them a `pseudo`"
+    )]
+    ExportedTwice {
+        /// The path for clients.
+        path: String,
+        /// Its first use.
+        first: At,
+    },
+    /// A path for clients below that of another export, and elsewhere on this machine.
+    #[error(
+        "clients come to {inner} through the export {outer} ({outer_at}), and do not find {path} there; {step}",
+        path = path.display(),
+        step = match outer.as_str() {
+            "/" => "all paths are below /: give that export a `pseudo` with a name, such as \"/main\"".to_owned(),
+            _ => format!("give it a `pseudo` that is not below {outer}"),
+        }
+    )]
+    NotBelow {
+        /// Its path for clients.
+        inner: String,
+        /// The other's.
+        outer: String,
+        /// Where that is written.
+        outer_at: At,
+        /// Its directory.
+        path: PathBuf,
+    },
     /// Two listeners on one port where one of them has every address.
     #[error("{value} and {other} at {first} overlap; remove the one or the other")]
     Overlap {

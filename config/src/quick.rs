@@ -11,6 +11,7 @@ use capstan_exports::name::NameRule;
 use capstan_exports::pseudo::path_names;
 
 use crate::check::subsystem_nqn;
+use crate::machine::exports::no_directory;
 use crate::machine::next_step::with_next_step;
 use crate::{
     Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, ListenAddresses, Listener,
@@ -82,7 +83,7 @@ impl Config {
         let path = of.path.canonicalize().unwrap_or_else(|error| {
             let kind = ProblemKind::Open {
                 path: of.path.clone(),
-                error: with_next_step(&error, &of.path, None),
+                error: no_directory(&error, &of.path),
             };
             problems.push(problem("--export-dir", kind));
             of.path.clone()

@@ -92,6 +92,9 @@ fn twice(above: &str, line: &str) -> Option<String> {
     is_list.then(|| format!("there may be several; write [[{name}]] for each of them"))
 }
 
+/// Keys whose values are lists of texts.
+const LISTS: [&str; 4] = ["addresses", "allowed_hosts", "clients", "transports"];
+
 /// Text that is no value of TOML for want of quotes.
 fn without_quotes(line: &str) -> Option<String> {
     let (key, value) = line.split_once('=')?;
@@ -104,6 +107,7 @@ fn without_quotes(line: &str) -> Option<String> {
         _ => value,
     };
     let key = key.trim();
+    let is_list = is_list || LISTS.contains(&key);
     match &*value.to_lowercase() {
         "yes" | "on" | "true" => {
             return Some(format!("expected true or false; write {key} = true"));

@@ -234,7 +234,8 @@ fn an_empty_file_says_what_is_needed() {
     assert_eq!(
         error(""),
         "listener: missing; write a [[listener]] with `address = \"127.0.0.1\"`\n\
-         subsystem: missing; write a [[subsystem]] with an nqn and a [[subsystem.namespace]]"
+         subsystem: missing; write a [[subsystem]] with an nqn and a [[subsystem.namespace]]; or, for NFS \
+         clients, an [[export]] with path and clients, and `addresses` below [nfs]"
     );
 }
 

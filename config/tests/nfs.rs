@@ -142,12 +142,69 @@ fn addresses_that_are_left_out_are_those_of_the_listeners_each_once() {
 }
 
 #[test]
-fn hosts_are_asked_for_as_soon_as_there_is_one_of_their_tables() {
-    let said = error(&format!("{NFS}{EXPORT}[[listener]]\naddress = \"::1\"\n"));
+fn a_listener_beside_exports_needs_no_subsystem_and_one_beside_nothing_does() {
+    let listener = "[[listener]]\naddress = \"::1\"\n";
+    let config = Config::from_toml(&format!("{EXPORT}{listener}")).unwrap();
+    assert_eq!((config.listeners.len(), config.subsystems.len()), (1, 0));
+    let (warnings, _) = config.look_at_machine();
+    let told = warnings.iter().map(ToString::to_string);
+    assert_eq!(
+        told.filter(|line| line.starts_with("listener: there is no [[subsystem]]"))
+            .count(),
+        1
+    );
+    let said = error(listener);
     assert!(
-        said.starts_with("subsystem: missing; write a [[subsystem]]"),
+        said.starts_with("subsystem: missing; write a [[subsystem]]")
+            && said.contains("[[export]]"),
         "{said}"
     );
+}
+
+#[test]
+fn a_path_below_that_of_another_export_says_which_key_is_to_be_changed() {
+    let export = |path: &str, pseudo: &str| {
+        format!("[[export]]\npath = {path:?}\npseudo = {pseudo:?}\nclients = [\"192.0.2.0/24\"]\n")
+    };
+    let of = |exports: [String; 2]| error(&format!("{NFS}{}", exports.concat()));
+    let said = of([export("/srv/a", "/"), export("/srv/b", "/data")]);
+    for words in [
+        "line 9: export[1].pseudo: clients come to /data through the export / (line 5: export[0].pseudo), and do not \
+         find /srv/b there",
+        "give that export a `pseudo` with a name",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    let said = of([export("/srv/a", "/a"), export("/srv/b", "/a/b")]);
+    assert!(
+        said.contains("give it a `pseudo` that is not below /a"),
+        "{said}"
+    );
+    let mounted = [export("/srv/a", "/a"), export("/srv/a/b", "/a/b")].concat();
+    Config::from_toml(&format!("{NFS}{mounted}")).unwrap();
+}
+
+#[test]
+fn clients_as_exports_5_has_them_are_told_as_they_are_written_here() {
+    let of = |clients: &str| {
+        let export = EXPORT.replace("[\"192.0.2.0/24\"]", clients);
+        error(&format!("{NFS}{export}"))
+    };
+    for (clients, words) in [
+        (
+            "[\"*(rw)\"]",
+            "write { network = \"0.0.0.0/0\", access = \"read-write\" } in its place",
+        ),
+        (
+            "[\"192.0.2.0/24(rw,sync,no_root_squash)\"]",
+            "write { network = \"192.0.2.0/24\", access = \"read-write\", squash = \"none\" } in its place",
+        ),
+        ("192.0.2.0/24", "write clients = [\"192.0.2.0/24\"]"),
+        ("[\"host(rw)\"]", "names of machines are not resolved"),
+    ] {
+        let said = of(clients);
+        assert!(said.contains(words), "{clients}: {said}");
+    }
 }
 
 #[test]
@@ -320,7 +377,9 @@ fn what_an_export_cannot_be_says_what_it_can() {
     }
     assert_eq!(
         error(&format!("{NFS}{EXPORT}id = 5\n{EXPORT}id = 5\n")),
-        "line 8: export[1].path: /srv/a is already used at line 4: export[0].path\n\
+        "line 8: export[1].path: /srv/a is already used at line 4: export[0].path; put the networks of both into the \
+         `clients` of one, each with what it may, such as { network = \"192.0.2.9\", access = \"read-write\" }; or give \
+         one of them a `pseudo`\n\
          line 10: export[1].id: 5 is already used at line 6: export[0].id"
     );
 }

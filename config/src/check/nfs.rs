@@ -217,9 +217,40 @@ impl Checker<'_> {
     fn exports(&mut self, raw: &[Spanned<RawExport>]) -> Vec<ExportSettings> {
         self.count("export", raw.len(), limits::EXPORTS_MAX);
         let entries = raw.iter().enumerate().take(limits::EXPORTS_MAX);
-        entries
+        let exports: Vec<_> = entries
             .filter_map(|(index, entry)| self.export(&format!("export[{index}]"), entry))
-            .collect()
+            .collect();
+        self.nested(&exports);
+        exports
+    }
+
+    /// Clients come to what is below another export through that one, as on this machine. Whether
+    /// it is mounted there is the machine's.
+    fn nested(&mut self, exports: &[ExportSettings]) {
+        for inner in exports {
+            let path = Path::new(&inner.client_path);
+            let above = exports.iter().filter(|outer| {
+                outer.client_path != inner.client_path && path.starts_with(&outer.client_path)
+            });
+            let Some(outer) = above.max_by_key(|outer| outer.client_path.len()) else {
+                continue;
+            };
+            let here = inner.path.strip_prefix(&outer.path).ok();
+            if here.is_some() && here == path.strip_prefix(&outer.client_path).ok() {
+                continue;
+            }
+            let of = |export: &ExportSettings| self.used.client_paths.get(&export.client_path);
+            let (Some(at), Some(outer_at)) = (of(inner).cloned(), of(outer).cloned()) else {
+                continue;
+            };
+            let kind = ProblemKind::NotBelow {
+                inner: inner.client_path.clone(),
+                outer: outer.client_path.clone(),
+                outer_at,
+                path: inner.path.clone(),
+            };
+            self.problems.push(Problem { at, kind });
+        }
     }
 
     fn export(&mut self, field: &str, entry: &Spanned<RawExport>) -> Option<ExportSettings> {
@@ -313,6 +344,16 @@ impl Checker<'_> {
             return None;
         }
         let at = self.at(field, Some(span));
+        if raw.pseudo.is_none()
+            && let Some(first) = self.used.client_paths.get(&client_path).cloned()
+        {
+            let kind = ProblemKind::ExportedTwice {
+                path: client_path.clone(),
+                first,
+            };
+            self.problems.push(Problem { at, kind });
+            return Some(client_path);
+        }
         let (used, problems) = (&mut self.used.client_paths, &mut self.problems);
         unique(used, client_path.clone(), &client_path, at, problems);
         Some(client_path)
@@ -369,6 +410,13 @@ impl Checker<'_> {
                 self.not_allowed(field, text.span(), "\"*\"", allowed);
                 return None;
             }
+            Err(_) if let Some(table) = of_exports_5(text.get_ref()) => {
+                let allowed = format!(
+                    "a network alone; with what its clients may, write {table} in its place"
+                );
+                self.not_allowed(field, text.span(), format!("{:?}", text.get_ref()), allowed);
+                return None;
+            }
             // An address of IPv6 has such letters, and a colon.
             Err(_)
                 if text.get_ref().contains(char::is_alphabetic)
@@ -414,6 +462,26 @@ impl Checker<'_> {
             gid: id("anongid", gid, default.gid),
         }
     }
+}
+
+/// What the clients of a line of exports(5) are here: `192.0.2.0/24(rw,no_root_squash)`.
+fn of_exports_5(text: &str) -> Option<String> {
+    let (network, options) = text.strip_suffix(')')?.split_once('(')?;
+    let network = match network {
+        "*" | "" => "0.0.0.0/0",
+        network => network,
+    };
+    network.parse::<Network>().ok()?;
+    let has = |word: &str| options.split(',').any(|option| option.trim() == word);
+    let access = if has("rw") { "read-write" } else { "read-only" };
+    let squash = match (has("no_root_squash"), has("all_squash")) {
+        (true, _) => ", squash = \"none\"",
+        (false, true) => ", squash = \"all\"",
+        (false, false) => "",
+    };
+    Some(format!(
+        "{{ network = \"{network}\", access = \"{access}\"{squash} }}"
+    ))
 }
 
 /// Whether sockets at the two addresses, with one port, would be in each other's way.

@@ -19,11 +19,6 @@ impl Checker<'_> {
         raw: &[Spanned<RawSubsystem>],
         target: &RawTarget,
     ) -> Vec<Subsystem> {
-        if raw.is_empty() {
-            let kind =
-                ProblemKind::Missing("a [[subsystem]] with an nqn and a [[subsystem.namespace]]");
-            self.report("subsystem", None, kind);
-        }
         self.count("subsystem", raw.len(), limits::SUBSYSTEMS_MAX);
         raw.iter()
             .take(limits::SUBSYSTEMS_MAX)

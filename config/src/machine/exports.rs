@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
-use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
@@ -27,7 +27,6 @@ const ELSEWHERE: [IpAddr; 2] = [
 
 pub(super) fn check(config: &Config, findings: &mut Findings) {
     let Some(nfs) = &config.nfs else { return };
-    check_addresses(nfs, findings);
     if nfs.exports.is_empty() {
         let message =
             "there is no [[export]]: clients find nothing; one with path and clients is one";
@@ -58,20 +57,6 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
     }
 }
 
-fn check_addresses(nfs: &Nfs, findings: &mut Findings) {
-    let mut addresses: Vec<IpAddr> = nfs.tcp.iter().chain(&nfs.rdma).map(|of| of.ip()).collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    for ip in addresses {
-        if let Err(error) = UdpSocket::bind((ip, 0)) {
-            let message = format!(
-                "{ip} is not an address of this machine now: {error}; `ip address` lists them"
-            );
-            findings.warning("nfs.addresses", message);
-        }
-    }
-}
-
 fn directory(index: usize, path: &Path, findings: &mut Findings) -> Option<Metadata> {
     let field = format!("export[{index}].path");
     match fs::metadata(path) {
@@ -91,21 +76,24 @@ fn directory(index: usize, path: &Path, findings: &mut Findings) -> Option<Metad
             field,
             ProblemKind::Open {
                 path: path.to_owned(),
-                error: match error.kind() {
-                    ErrorKind::NotFound => format!(
-                        "{error}; {}",
-                        unmounted::in_words(path)
-                            .or_else(|| hidden::in_words(path))
-                            .unwrap_or_else(|| {
-                                format!("`mkdir --parents {}` makes it", word_of(path))
-                            })
-                    ),
-                    _ => with_next_step(&error, path, None),
-                },
+                error: no_directory(&error, path),
             },
         ),
     }
     None
+}
+
+/// Why a directory cannot be opened, and what to do.
+pub(crate) fn no_directory(error: &io::Error, path: &Path) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => format!(
+            "{error}; {}",
+            unmounted::in_words(path)
+                .or_else(|| hidden::in_words(path))
+                .unwrap_or_else(|| format!("`mkdir --parents {}` makes it", word_of(path)))
+        ),
+        _ => with_next_step(error, path, None),
+    }
 }
 
 fn check_clients(nfs: &Nfs, index: usize, export: &ExportSettings, findings: &mut Findings) {
@@ -127,6 +115,53 @@ fn check_clients(nfs: &Nfs, index: usize, export: &ExportSettings, findings: &mu
                 open.ip(),
                 export.client_path,
                 rule.network,
+            ),
+        );
+    }
+    check_networks(nfs, index, export, findings);
+    check_ports(nfs, index, export, findings);
+}
+
+/// Networks that no client comes from.
+fn check_networks(nfs: &Nfs, index: usize, export: &ExportSettings, findings: &mut Findings) {
+    let rules = export.clients.rules();
+    let nobody = rules.iter().map(|rule| rule.network);
+    for network in nobody.filter(|of| of.address().is_unspecified() && of.prefix_bits() > 0) {
+        let every = match network.address() {
+            IpAddr::V4(_) => "0.0.0.0/0",
+            IpAddr::V6(_) => "::/0",
+        };
+        findings.warning(
+            format!("export[{index}].clients"),
+            format!("no client has the address {network}; every address is \"{every}\""),
+        );
+    }
+    // Those of IPv4 come to a socket at :: as well, whatever `ip` calls them.
+    let addresses: Vec<IpAddr> = nfs.tcp.iter().chain(&nfs.rdma).map(|at| at.ip()).collect();
+    let is_v4_only = addresses.iter().all(|ip| ip.to_canonical().is_ipv4());
+    let are_v6_only = rules.iter().all(|rule| rule.network.address().is_ipv6());
+    if is_v4_only && are_v6_only && !addresses.is_empty() {
+        findings.warning(
+            format!("export[{index}].clients"),
+            format!(
+                "all of them have IPv6, and `addresses` of [nfs] is IPv4 alone, so that none reaches {}: add an IPv6 address \
+                 there (\"::\" is every one), or the clients' IPv4 networks here",
+                export.client_path
+            ),
+        );
+    }
+}
+
+/// No port of RDMA is below 1024 as one of TCP is.
+fn check_ports(nfs: &Nfs, index: usize, export: &ExportSettings, findings: &mut Findings) {
+    let mut rules = export.clients.rules().iter();
+    if nfs.tcp.is_empty() && rules.any(|rule| rule.secure_ports) {
+        findings.warning(
+            format!("export[{index}].secure_ports"),
+            format!(
+                "it refuses every client over RDMA, and `transports` of [nfs] has nothing else: leave it out, or serve {} \
+                 over TCP as well",
+                export.client_path
             ),
         );
     }
@@ -191,9 +226,9 @@ fn check_namespaces(
             findings.warning(
                 format!("export[{index}].path"),
                 format!(
-                    "{} is namespace {} of {} and lies in {}: clients may read it, and are refused \
-                     writing to it as long as hosts may; remove and rename it they can. Move it, or \
-                     give it `read_only = true`",
+                    "{} is namespace {} of {} and lies in {}: clients may read it, and as long as hosts \
+                     may write it they are refused writing, removing and renaming it (EBUSY by version 4, \
+                     EACCES by version 3). Move it, or give it `read_only = true`",
                     path.display(),
                     namespace.nsid,
                     subsystem.nqn,
@@ -298,11 +333,6 @@ mod tests {
         assert!(of("clients = [\"0.0.0.0/0\"]", "0.0.0.0")[0].contains("may read /pub"));
         assert_eq!(of(open, "127.0.0.1"), [""; 0]);
         assert_eq!(of(MINE, "0.0.0.0"), [""; 0]);
-        let elsewhere = of(MINE, "192.0.2.77");
-        assert!(
-            elsewhere[0].starts_with("nfs.addresses: 192.0.2.77 is not"),
-            "{elsewhere:?}"
-        );
     }
 
     #[test]
@@ -323,8 +353,12 @@ mod tests {
             let [warning] = &warnings[..] else {
                 panic!("{path}: {warnings:?}")
             };
-            let words = "is namespace 1 of nqn.2026-11.com.example:a and lies in";
-            assert!(warning.contains(words), "{warning}");
+            for words in [
+                "is namespace 1 of nqn.2026-11.com.example:a and lies in",
+                "they are refused writing, removing and renaming it (EBUSY by version 4, EACCES by",
+            ] {
+                assert!(warning.contains(words), "{warning}");
+            }
         }
         assert_eq!(of(WRITTEN, "other.img", ""), [""; 0]);
         assert_eq!(of(MINE, "pub/images/disk.img", ""), [""; 0]);
@@ -332,6 +366,31 @@ mod tests {
             of(WRITTEN, "pub/images/disk.img", "read_only = true"),
             [""; 0]
         );
+    }
+
+    #[test]
+    fn clients_that_cannot_come_are_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("pub")).unwrap();
+        let of = |keys: &str, address: &str| found(folder.path(), keys, address, "ram = 4096");
+        let one = |keys: &str, address: &str, words: &str| {
+            let warnings = of(keys, address);
+            assert!(
+                matches!(&warnings[..], [warning] if warning.contains(words)),
+                "{warnings:?}"
+            );
+        };
+        let nobody = "no client has the address 0.0.0.0/32; every address is \"0.0.0.0/0\"";
+        one("clients = [\"0.0.0.0\"]", "127.0.0.1", nobody);
+        let later = "clients = [\"2001:db8::/32\"]";
+        one(later, "127.0.0.1", "`addresses` of [nfs] is IPv4 alone");
+        assert_eq!(of(later, "::1"), [""; 0]);
+        let both = "clients = [\"2001:db8::/32\", \"192.0.2.0/24\"]";
+        assert_eq!(of(both, "127.0.0.1"), [""; 0]);
+        let secure = format!("{MINE}\nsecure_ports = true");
+        assert_eq!(of(&secure, "127.0.0.1"), [""; 0]);
+        let rdma = "127.0.0.1\"]\ntransports = [\"rdma";
+        one(&secure, rdma, "it refuses every client over RDMA");
     }
 
     /// In mounts of the thread's own: one file system at `pub`, and mounted read-only at `bound`.

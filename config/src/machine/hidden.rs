@@ -7,9 +7,10 @@ use std::path::Path;
 use super::volume::unescape;
 
 /// What is mounted over a folder, by the path within its file system, and the setting of a unit
-/// that does so. The names are those that systemd gives.
+/// that does so. The names are those that systemd gives: the first is below /run/systemd, and in
+/// a container that systemd-nspawn runs below /run/host.
 const HIDING: [(&str, &str); 2] = [
-    ("/systemd/inaccessible/", "ProtectHome="),
+    ("/inaccessible/dir", "ProtectHome="),
     ("/systemd-private-", "PrivateTmp="),
 ];
 
@@ -45,10 +46,12 @@ mod tests {
         let mounts = "22 1 254:0 / / ro - ext4 /dev/root ro\n\
                       31 22 0:25 /systemd/inaccessible/dir /home ro shared:9 - tmpfs tmpfs rw\n\
                       32 22 254:0 /tmp/systemd-private-1f-capstan-target.service-x/tmp /tmp rw - ext4 /dev/root rw\n\
-                      33 22 8:2 / /srv rw - ext4 /dev/sda2 rw\n";
+                      33 22 8:2 / /srv rw - ext4 /dev/sda2 rw\n\
+                      34 22 0:26 /host/inaccessible/dir /root ro - tmpfs tmpfs rw\n";
         let of = |path: &str| by(Path::new(path), mounts);
         assert_eq!(of("/home/me/projects"), Some("ProtectHome="));
         assert_eq!(of("/tmp/shared"), Some("PrivateTmp="));
+        assert_eq!(of("/root/projects"), Some("ProtectHome="));
         assert_eq!(of("/srv/projects"), None);
         assert_eq!(of("/homes"), None);
     }

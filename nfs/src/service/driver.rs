@@ -157,14 +157,14 @@ const CLIENTS_TOLD: usize = 8;
 /// That `clients` may reclaim, in words.
 fn grace_began(clients: usize, grace_us: u64) -> Option<String> {
     let seconds = grace_us / 1_000_000;
-    let (who, their) = match clients {
+    let (who, have) = match clients {
         0 => return None,
-        1 => ("1 client".to_owned(), "it"),
-        count => (format!("{count} clients"), "they"),
+        1 => ("1 client".to_owned(), "it has"),
+        count => (format!("{count} clients"), "they have"),
     };
     Some(format!(
-        "{who} may reclaim what {their} had open or locked before the restart: others wait with opening and locking until \
-         {their} did so, {seconds} s at most ({} s where a client is at it by then)",
+        "{who} may reclaim what was open or locked before the restart: others wait with opening and locking until \
+         {have} done so, {seconds} s at most ({} s where a client is at it by then)",
         seconds.saturating_mul(2)
     ))
 }

@@ -202,7 +202,7 @@ fn root_the_state_folder_is_looked_at_as_a_start_uses_it() {
         Verdict::Error,
         "is not a folder; expected a folder that the target",
     );
-    one(&none, Verdict::Error, "(`install -d -m 750 ");
+    one(&none, Verdict::Error, "install -d -m 750 /");
     assert!(!said(&none)[0].1.contains("namespace"), "{:?}", said(&none));
     chown(&state, Some(65534), None).unwrap();
     one(&state, Verdict::Warning, "belongs to user 65534");
