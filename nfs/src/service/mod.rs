@@ -141,6 +141,12 @@ impl Service {
         }
     }
 
+    /// Sets how many open files opens and lock owners may have from now on: opens of exports that
+    /// go past the page cache have two descriptors.
+    pub fn set_open_files_max(&self, opens: u64, lock_states: u64) {
+        self.update(|state, _now_us| state.set_open_files_max(opens, lock_states));
+    }
+
     /// Microseconds since the service began.
     fn now_us(&self) -> u64 {
         self.us_of(Instant::now())

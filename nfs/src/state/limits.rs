@@ -150,6 +150,11 @@ impl Stock {
         }
     }
 
+    /// Makes it another one of `max`. What is in use stays, where that is more.
+    pub const fn set_max(&mut self, max: u64) {
+        self.max = max;
+    }
+
     /// How much there is, what is in use included.
     #[must_use]
     pub const fn max(&self) -> u64 {

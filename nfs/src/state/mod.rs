@@ -211,6 +211,16 @@ impl State {
         now_us.min(self.heard_us)
     }
 
+    /// Sets how many open files opens and lock owners may have from now on, as
+    /// [`Config::with_opens_max`] and [`Config::with_lock_states_max`] do. What there is stays.
+    pub fn set_open_files_max(&mut self, opens: u64, lock_states: u64) {
+        let config = self.config.clone().with_opens_max(opens);
+        self.config = config.with_lock_states_max(lock_states);
+        let stocks = self.config.stocks();
+        self.opens.set_max(stocks.opens);
+        self.lock_states.set_max(stocks.lock_states);
+    }
+
     /// The next thing that the driver has to do.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()

@@ -187,6 +187,7 @@ fn renamed(gone: &Change, changes: &[Change]) -> Option<String> {
     let now = changes.iter().find(|change| {
         let settings = change.export.settings();
         change.changed == Changed::Added && settings.path == was.path
+            server::exports_changed(service);
     })?;
     let (now, id) = (&now.export.settings().client_path, gone.export.id().0);
     Some(format!(

@@ -119,22 +119,45 @@ fn registered(nfs: &Nfs, addresses: &[SocketAddr]) -> Option<Registrar> {
         .ok()
 }
 
+/// How many the process may have: the soft limit was raised to the hard one.
+fn descriptors() -> anyhow::Result<u64> {
+    let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).context("RLIMIT_NOFILE")?;
+    Ok(descriptors)
+}
+
+/// How many open files opens and lock owners of clients may have: half of the descriptors and a
+/// quarter, and the rest is for connections and all else. An open has two where its export goes past
+/// the page cache.
+fn open_files_max(exports: &Exports, descriptors: u64) -> [u64; 2] {
+    let mut exports = exports.all().into_iter();
+    let each = match exports.any(|export| export.settings().direct) {
+        true => 2,
+        false => 1,
+    };
+    [2, 4].map(|part| descriptors / (part * each))
+}
+
+/// A reload has changed the exports.
+pub(super) fn exports_changed(service: &Service) {
+    match descriptors() {
+        Ok(descriptors) => {
+            let [opens, lock_states] = open_files_max(service.exports(), descriptors);
+            service.set_open_files_max(opens, lock_states);
+        }
+        Err(error) => tracing::warn!("as many files can be open as before: {error:#}"),
+    }
+}
+
 fn service(nfs: &Nfs, exports: &Arc<Exports>, folder: &Path) -> anyhow::Result<Arc<Service>> {
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    // The soft limit was raised to the hard one. A quarter is for connections and all else.
-    let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).context("RLIMIT_NOFILE")?;
-    // One that goes past the page cache has two.
-    let is_direct = nfs.exports.iter().any(|export| export.direct);
-    let descriptors = if is_direct {
-        descriptors / 2
-    } else {
-        descriptors
-    };
+    let descriptors = descriptors()?;
+    let [opens, lock_states] = open_files_max(exports, descriptors);
     let state = StateConfig::new()
         .with_times(us(nfs.lease_time), us(nfs.grace_time))?
-        .with_opens_max(descriptors / 2)
-        .with_lock_states_max(descriptors / 4);
-    let cached = CACHED_FILES_MAX.min(descriptors / 16);
+        .with_opens_max(opens)
+        .with_lock_states_max(lock_states);
+    // Each may have two, after a reload as well.
+    let cached = CACHED_FILES_MAX.min(descriptors / 32);
     let settings = ServiceSettings {
         state,
         stable_path: folder.join(STABLE_FILE),

@@ -373,6 +373,22 @@ fn kept_replies_of_clients_that_have_gone_make_room() {
 }
 
 #[test]
+fn opens_can_be_made_fewer_while_there_are_some() {
+    let mut server = Server::with(Config::new().with_opens_max(16));
+    let host = server.host(1);
+    for number in 0..12 {
+        server.open(&host, &file(number));
+    }
+    let open =
+        |server: &mut Server| server.try_open(&host, &file(20), Shares::READ, Shares::NONE, false);
+    server.state.set_open_files_max(8, 8);
+    assert_eq!(open(&mut server), Err(Status::DELAY));
+    assert_eq!(server.state.opens.used(), 12);
+    server.state.set_open_files_max(32, 8);
+    open(&mut server).unwrap();
+}
+
+#[test]
 fn each_file_of_an_open_is_counted() {
     let mut server = Server::with(Config::new().with_opens_max(16));
     let host = server.host(1);
