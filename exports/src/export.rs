@@ -413,14 +413,16 @@ impl Exports {
         exports: Vec<ExportSettings>,
         absent: Vec<ExportSettings>,
     ) -> Result<Self, ExportError> {
-        Self::open_beside(key, exports, absent, Arc::default())
+        Self::open_beside(key, exports, absent, Arc::default(), &HashMap::new())
     }
 
+    /// With what is `open` already, where it has the same settings.
     pub(crate) fn open_beside(
         key: Key,
         exports: Vec<ExportSettings>,
         absent: Vec<ExportSettings>,
         writers: Arc<Writers>,
+        open: &HashMap<ExportId, Arc<Export>>,
     ) -> Result<Self, ExportError> {
         let count = exports.len().saturating_add(absent.len());
         if count > EXPORTS {
@@ -451,13 +453,21 @@ impl Exports {
             .collect();
         let (tree, nested) = PseudoTree::new(&paths)?;
         let mut by_id = HashMap::new();
+        // One below another one, where that is open as well.
+        let is_open = |id, settings: &ExportSettings, outer: Option<&Arc<Export>>| {
+            let open = open.get(&id).filter(|open| !open.is_adopted());
+            open.filter(|open| *open.settings == *settings)
+                .filter(|open| open.outer.as_ref().map(Arc::as_ptr) == outer.map(Arc::as_ptr))
+                .cloned()
+        };
         for (&id, settings) in &settings {
             let is_nested = nested.iter().any(|nested| nested.inner == id);
             if !is_nested && !missing.ids.contains(&id) {
-                by_id.insert(
-                    id,
-                    Arc::new(Export::open_path(settings.clone(), id, &writers)?),
-                );
+                let export = match is_open(id, settings, None) {
+                    Some(open) => open,
+                    None => Arc::new(Export::open_path(settings.clone(), id, &writers)?),
+                };
+                by_id.insert(id, export);
             }
         }
         // Their outer ones come before them: the tree has put them in order of their paths.
@@ -468,6 +478,10 @@ impl Exports {
                 continue;
             };
             let outer = outer.clone();
+            if let Some(export) = is_open(inner, of, Some(&outer)) {
+                by_id.insert(inner, export);
+                continue;
+            }
             let mut export = Export::open_path(of.clone(), inner, &writers)?;
             if !is_mounted_in(of, &outer.settings) || !export.root_is_mounted {
                 return Err(ExportError::NotMountedThere {
@@ -491,7 +505,14 @@ impl Exports {
             adopted: Mutex::default(),
         };
         for export in exports.all() {
-            if export.settings.crossmnt {
+            let was = open.get(&export.id);
+            if was.is_some_and(|was| Arc::ptr_eq(was, &export)) {
+                let below = open.values().filter(|below| {
+                    below.is_adopted() && Arc::ptr_eq(&below.settings, &export.settings)
+                });
+                let below = below.map(|below| (below.id, below.clone()));
+                exports.table_to_change().by_id.extend(below);
+            } else if export.settings.crossmnt {
                 crate::mounts::adopt_below(&exports, &export);
             }
         }

@@ -1,10 +1,12 @@
 //! Other exports in the place of those there are, while clients use them.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
 use crate::export::{Export, ExportError, ExportSettings, Exports, Table};
+use crate::handle::ExportId;
 
 /// What has become of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +89,31 @@ impl Exports {
         exports: Vec<ExportSettings>,
         absent: Vec<ExportSettings>,
     ) -> Result<Fresh, ExportError> {
+        self.prepare_but(exports, absent, &HashMap::new())
+    }
+
+    /// As [`prepare`](Self::prepare), but for what is open with the same settings: it stays open,
+    /// and is not looked at, as it may not answer.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prepare_beside(
+        &self,
+        exports: Vec<ExportSettings>,
+        absent: Vec<ExportSettings>,
+    ) -> Result<Fresh, ExportError> {
+        let open = self.table().by_id.clone();
+        self.prepare_but(exports, absent, &open)
+    }
+
+    fn prepare_but(
+        &self,
+        exports: Vec<ExportSettings>,
+        absent: Vec<ExportSettings>,
+        open: &HashMap<ExportId, Arc<Export>>,
+    ) -> Result<Fresh, ExportError> {
         let (key, writers) = (self.key.clone(), self.writers().clone());
-        let fresh = Self::open_beside(key, exports, absent, writers)?;
+        let fresh = Self::open_beside(key, exports, absent, writers, open)?;
         let fresh = fresh.table.into_inner();
         Ok(Fresh(fresh.unwrap_or_else(PoisonError::into_inner)))
     }

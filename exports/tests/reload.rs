@@ -8,7 +8,7 @@ use capstan_exports::clients::{Access, Squash};
 use capstan_exports::error::StaleReason;
 use capstan_exports::pseudo::PseudoEntry;
 use capstan_exports::reload::{Change, Changed};
-use capstan_exports::{ExportSettings, Exports, FileError, FileId, Handle, OpenAccess};
+use capstan_exports::{ExportSettings, Exports, FileError, FileId, Handle, Node, OpenAccess};
 use support::{Disk, Exported, name, own_mounts, put, rules, run, settings};
 
 fn told(changes: &[Change]) -> Vec<(&str, Changed)> {
@@ -36,7 +36,7 @@ fn root_what_stays_is_used_on_and_what_goes_is_stale() {
         let open = exports.node(stays.bytes()).unwrap().unwrap();
         let open = open.open(&user, OpenAccess::Both, false).unwrap();
         let goes = exports.by_client_path("/b").unwrap();
-        let goes = exports.handle(&capstan_exports::Node::root(&goes).unwrap());
+        let goes = exports.handle(&Node::root(&goes).unwrap());
         let before = exports.tree();
 
         assert_eq!(told(&exports.reload(vec![at("a"), at("b")]).unwrap()), []);
@@ -182,4 +182,45 @@ fn root_what_does_not_answer_yet_is_not_stale() {
     let exports = Exports::open_but(support::KEY, vec![], vec![across]).unwrap();
     let found = exports.node(handles[1].bytes()).map(drop);
     assert_eq!(found, Err(FileError::Absent));
+}
+
+/// Its path may lead to what does not answer by now.
+#[test]
+fn root_what_is_served_is_not_looked_at_for_one_that_comes() {
+    own_mounts();
+    let disk = Disk::of("", "tmpfs").unwrap();
+    let path = |text: &str| disk.path().join(text);
+    for folder in ["a/inner", "b"] {
+        fs::create_dir_all(path(folder)).unwrap();
+    }
+    let inner = path("a/inner");
+    run("mount", &["-t", "tmpfs", "tmpfs", inner.to_str().unwrap()]).unwrap();
+    let a = ExportSettings {
+        crossmnt: true,
+        ..settings(&path("a"), "/a")
+    };
+    let b = settings(&path("b"), "/b");
+    let exports = Exports::open_but(support::KEY, vec![a.clone()], vec![b.clone()]).unwrap();
+    let root = Node::root(&exports.by_client_path("/a").unwrap()).unwrap();
+    let caller = support::caller(root.export(), 0, &[]);
+    let mounted = root.lookup(&exports, &caller, name("inner")).unwrap();
+    let handles = [&root, &mounted].map(|node| exports.handle(node));
+
+    run(
+        "mount",
+        &[
+            "--move",
+            inner.to_str().unwrap(),
+            path("b").to_str().unwrap(),
+        ],
+    )
+    .unwrap();
+    fs::rename(path("a"), path("gone")).unwrap();
+    let all = vec![a, b];
+    exports.prepare(all.clone(), vec![]).unwrap_err();
+    let fresh = exports.prepare_beside(all, vec![]).unwrap();
+    assert_eq!(told(&exports.replace(fresh)), [("/b", Changed::Added)]);
+    for handle in handles {
+        exports.node(handle.bytes()).unwrap();
+    }
 }

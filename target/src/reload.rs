@@ -233,6 +233,7 @@ impl Served {
             tracing::info!("{}", one.in_words());
         }
         self.opened.follow(&wanted, is_added);
+        let again = exports::answering_again(&self.config, &wanted);
         self.config = wanted;
         let resized = control.look_at_media();
         let away = control.media().away();
@@ -249,7 +250,10 @@ impl Served {
         if moved > 0 {
             words.push(format!("exports whose paths lead elsewhere now: {moved}"));
         }
-        let is_all = resized == 0 && away.is_empty() && moved == 0;
+        if again > 0 {
+            words.push(format!("exports that answer again: {again}"));
+        }
+        let is_all = resized == 0 && away.is_empty() && moved == 0 && again == 0;
         if difference != Difference::default() || is_all {
             words.push(difference.to_string());
         }

@@ -47,19 +47,10 @@ fn locked(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
 
 /// Serves those that answer now. What keeps one from being served is told once.
 fn ask(served: &Mutex<Served>, nfs: &Nfs, told: &mut String) {
-    // Those that are served are opened anew beside it, which is not to wait either.
-    let paths = nfs.absent.iter().chain(&nfs.exports);
-    let paths: Vec<PathBuf> = paths.map(|export| export.path.clone()).collect();
+    let paths: Vec<PathBuf> = nfs.absent.iter().map(|of| of.path.clone()).collect();
     let answers = answers::answering(&paths);
-    let (absent, served_now) = answers.split_at(nfs.absent.len().min(answers.len()));
-    if served_now.contains(&false) {
-        return;
-    }
-    let answering = nfs
-        .absent
-        .iter()
-        .zip(absent)
-        .filter(|(_, answers)| **answers);
+    let answering = nfs.absent.iter().zip(answers);
+    let answering = answering.filter(|(_, answers)| *answers);
     for (export, _) in answering {
         if let Err(error) = locked(served).take_in(export) {
             let words = format!("export {}: {error:#}", export.client_path);

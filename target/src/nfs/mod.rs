@@ -8,6 +8,7 @@ mod server;
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::path::Path;
+use std::slice;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -140,11 +141,29 @@ impl Files {
         prepared.context("nothing was changed")
     }
 
+    /// As [`prepare`](Self::prepare), where no more than `comes` is to come: what is served is not
+    /// looked at, as it may not answer.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn prepare_beside(
+        &self,
+        wanted: &Nfs,
+        comes: &ExportSettings,
+    ) -> anyhow::Result<Fresh> {
+        if let Some(folder) = state::folder() {
+            refuse_state_in(slice::from_ref(comes), &folder)?;
+        }
+        let (exports, absent) = (wanted.exports.clone(), wanted.absent.clone());
+        Ok(self.exports.prepare_beside(exports, absent)?)
+    }
+
     /// Exports it, and tells the log what that has changed.
     pub(crate) fn replace(&self, fresh: Fresh) -> Vec<Change> {
         let changes = self.exports.replace(fresh);
         if let Some(service) = &self.service {
             service.exports_changed(&changes);
+            server::exports_changed(service);
         }
         for change in &changes {
             if let Some(words) = in_words_of(change, &changes) {
@@ -187,7 +206,6 @@ fn renamed(gone: &Change, changes: &[Change]) -> Option<String> {
     let now = changes.iter().find(|change| {
         let settings = change.export.settings();
         change.changed == Changed::Added && settings.path == was.path
-            server::exports_changed(service);
     })?;
     let (now, id) = (&now.export.settings().client_path, gone.export.id().0);
     Some(format!(

@@ -36,6 +36,16 @@ impl Served {
     }
 }
 
+/// How many of the exports did not answer before.
+pub(super) fn answering_again(served: &Config, wanted: &Config) -> usize {
+    let absent = served.nfs.iter().flat_map(|nfs| &nfs.absent);
+    let there = |path: &str| {
+        let mut exports = wanted.nfs.iter().flat_map(|nfs| &nfs.exports);
+        exports.any(|export| export.client_path == path)
+    };
+    absent.filter(|export| there(&export.client_path)).count()
+}
+
 impl ExportsChanged {
     pub(super) fn between(served: &Config, wanted: &Config) -> Self {
         let of = |config: &Config| {
@@ -106,7 +116,7 @@ impl Served {
         };
         let mut wanted = nfs.clone();
         wanted.exports.push(wanted.absent.remove(place));
-        let fresh = files.prepare(&wanted)?;
+        let fresh = files.prepare_beside(&wanted, export)?;
         files.replace(fresh);
         *nfs = wanted;
         Ok(())
