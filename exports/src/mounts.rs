@@ -18,6 +18,9 @@ use crate::limits::EXPORTS;
 use crate::mountinfo::{Mount, is_in_mounted, mounts};
 use crate::sys::{self, FdPath};
 
+/// What to do where a mount cannot be exported with what it is in.
+const BY_ITSELF: &str = "; export it with a path of its own";
+
 /// The id of a mount that can be written, where one of the same directory can only be read.
 fn id_beside(id: ExportId) -> ExportId {
     let digest = blake3::hash(&id.0.to_be_bytes());
@@ -266,22 +269,24 @@ impl Exports {
         }
         let problem = if let Some(folder) = holds_key {
             Some(format!(
-                "the state folder {} is in it, with the key of file handles",
+                "the state folder {} is in it, with the key of file handles; move one of them",
                 folder.display()
             ))
         } else if by_id.get(&export.id).is_some_and(|held| !held.is_adopted()) {
-            Some("its id is another export's".into())
+            Some(format!("its id is another export's{BY_ITSELF}"))
         } else if by_id.len() >= EXPORTS && !by_id.contains_key(&export.id) {
-            Some(format!("there are {EXPORTS} exports already"))
+            Some(format!("there are {EXPORTS} exports already; export fewer"))
         } else {
             let held = rival(by_id, &export);
             let held = held.filter(|held| held.is_read_only() || !export.is_read_only());
-            held.map(|held| format!("the same directory is, at {}", held.found_at().display()))
+            held.map(|held| {
+                let at = held.found_at();
+                format!("the same directory is, at {}{BY_ITSELF}", at.display())
+            })
         };
         if let Some(problem) = problem {
-            let why = format!("{problem}; export it with a path of its own");
             let (at, place) = (export.found_at(), export.root_place);
-            table.refuse(place, (&at, &export.settings), &why, log);
+            table.refuse(place, (&at, &export.settings), &problem, log);
             return None;
         }
         let export = Arc::new(export);
