@@ -2,6 +2,9 @@
 
 mod support;
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -11,9 +14,10 @@ use capstan_exports::limits::{STILL_AFTER, STILL_CALLS};
 use capstan_nfs_proto::v4::op::Op;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_rpc_server::Program as _;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use support::files::BOTH;
-use support::{Served, put};
+use support::{Served, path_ops, put};
 
 #[test]
 fn root_calls_are_put_off_while_others_of_the_export_hang_until_one_comes_back() {
@@ -60,4 +64,49 @@ fn root_calls_are_put_off_while_others_of_the_export_hang_until_one_comes_back()
         answers,
         [goes_on, goes_on, put_off, put_off, goes_on, goes_on]
     );
+}
+
+/// A FUSE file system whose server answers nothing.
+struct Dead {
+    server: Option<File>,
+    at: PathBuf,
+}
+
+impl Dead {
+    fn mount(at: PathBuf) -> Self {
+        std::fs::create_dir(&at).unwrap();
+        let server = File::options().read(true).write(true).open("/dev/fuse");
+        let server = server.expect("/dev/fuse (`modprobe fuse`)");
+        let fd = server.as_raw_fd();
+        let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other");
+        let fuse = Some("fuse");
+        mount(Some("dead"), &at, fuse, MsFlags::empty(), Some(&*options)).unwrap();
+        let server = Some(server);
+        Self { server, at }
+    }
+}
+
+impl Drop for Dead {
+    fn drop(&mut self) {
+        // What waits for it fails then.
+        drop(self.server.take());
+        let _ = umount2(&self.at, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn root_a_dead_file_system_that_is_not_exported_is_not_asked() {
+    let served = Served::new();
+    let dead = Dead::mount(served.path().join("dead"));
+    let (tell, told) = channel();
+    let answered = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = served.client("one");
+            tell.send(client.status(&path_ops(&["dead"])))
+        });
+        let answered = told.recv_timeout(Duration::from_secs(10));
+        drop(dead);
+        answered
+    });
+    assert_eq!(answered, Ok(Status::ACCESS));
 }
