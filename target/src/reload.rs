@@ -233,7 +233,8 @@ impl Served {
             tracing::info!("{}", one.in_words());
         }
         self.opened.follow(&wanted, is_added);
-        let again = exports::answering_again(&self.config, &wanted);
+        let again = exports::absent_and_served(&self.config, &wanted);
+        let silent = exports::absent_and_served(&wanted, &self.config);
         self.config = wanted;
         let resized = control.look_at_media();
         let away = control.media().away();
@@ -253,7 +254,11 @@ impl Served {
         if again > 0 {
             words.push(format!("exports that answer again: {again}"));
         }
-        let is_all = resized == 0 && away.is_empty() && moved == 0 && again == 0;
+        if silent > 0 {
+            words.push(format!("exports that do not answer any more: {silent}"));
+        }
+        let of_exports = moved + again + silent;
+        let is_all = resized == 0 && away.is_empty() && of_exports == 0;
         if difference != Difference::default() || is_all {
             words.push(difference.to_string());
         }

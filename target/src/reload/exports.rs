@@ -36,11 +36,11 @@ impl Served {
     }
 }
 
-/// How many of the exports did not answer before.
-pub(super) fn answering_again(served: &Config, wanted: &Config) -> usize {
-    let absent = served.nfs.iter().flat_map(|nfs| &nfs.absent);
+/// How many exports of one configuration, which do not answer there, are served in another.
+pub(super) fn absent_and_served(absent: &Config, served: &Config) -> usize {
+    let absent = absent.nfs.iter().flat_map(|nfs| &nfs.absent);
     let there = |path: &str| {
-        let mut exports = wanted.nfs.iter().flat_map(|nfs| &nfs.exports);
+        let mut exports = served.nfs.iter().flat_map(|nfs| &nfs.exports);
         exports.any(|export| export.client_path == path)
     };
     absent.filter(|export| there(&export.client_path)).count()

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::mem;
 use std::path::Path;
 
 use capstan_config::{Config, Namespace, Nqn};
@@ -357,4 +358,20 @@ fn the_reference_says_what_a_change_of_each_key_needs() {
         found.insert((table.to_owned(), key.to_owned()), change.to_owned());
     }
     assert_eq!(found, changes_in_the_reference());
+}
+
+#[test]
+fn exports_that_answer_again_or_no_more_are_counted() {
+    let served = Config::from_toml(
+        "[nfs]\naddresses = [\"127.0.0.1\"]\n[[export]]\npath = \"/a\"\nclients = [\"127.0.0.1\"]\n",
+    )
+    .unwrap();
+    let mut away = served.clone();
+    let nfs = away.nfs.as_mut().unwrap();
+    nfs.absent = mem::take(&mut nfs.exports);
+    let count = super::exports::absent_and_served;
+    assert_eq!((count(&away, &served), count(&served, &away)), (1, 0));
+    assert_eq!((count(&away, &away), count(&served, &served)), (0, 0));
+    // Which is no change of the configuration.
+    assert_eq!(difference(&away, &served).unwrap(), Difference::default());
 }
