@@ -130,11 +130,11 @@ impl LockKind {
 }
 
 impl Node {
-    /// Opens the file for its data, if the kernel lets the caller. One that may execute the file may
-    /// read it, as nothing is executed without being read (RFC 8881, section 6.2.1.3.1; RFC 1813,
-    /// section 4.4): clients tell the two apart by the rights they ask for. With `owner_override`
-    /// the owner may do so whatever the mode says, as it may have written the file before its mode
-    /// was set.
+    /// Opens the file for its data, if the kernel lets the caller. One that may execute the file
+    /// may read it, as nothing is executed without being read (RFC 8881, section 6.2.1.3.1; RFC
+    /// 1813, section 4.4): clients tell the two apart by the rights they ask for. With
+    /// `owner_override` the owner may do so whatever the mode says, as it may have written the file
+    /// before its mode was set.
     ///
     /// # Errors
     /// [`FileError::WrongType`] for anything but a regular file: nothing else is ever opened;

@@ -60,8 +60,8 @@ pub const CHANGES_READ: usize = 2048;
 /// all that counts of others is that they are there.
 pub const CHANGES_SEEN: usize = 8;
 
-/// How long a call of an export hangs before it counts as one of [`STILL_CALLS`]: many times as long
-/// as a disk takes.
+/// How long a call of an export hangs before it counts as one of [`STILL_CALLS`]: many times as
+/// long as a disk takes.
 pub const STILL_AFTER: Duration = Duration::from_secs(2);
 /// Calls of an export that hang before its file system counts as standing still
 /// ([`still`](crate::still)): a quarter of the threads that may take the places of others

@@ -19,8 +19,8 @@ pub const STUCK_US: u64 = 500_000;
 /// How often the threads are looked at while calls are under way, in microseconds.
 pub const LOOK_WORKERS_US: u64 = 250_000;
 /// Threads that there are at most in place of others that are stuck. Each has a call and the buffer
-/// of a reply: 64 of [`CALL_MAX_BYTES`] and [`REPLY_MAX_BYTES`] are some 130 MiB, if all are as long
-/// as they may be.
+/// of a reply: 64 of [`CALL_MAX_BYTES`] and [`REPLY_MAX_BYTES`] are some 130 MiB, if all are as
+/// long as they may be.
 pub const SPARE_THREADS_MAX: usize = 64;
 const _: () = assert!(SPARE_THREADS_MAX * (CALL_MAX_BYTES as usize + REPLY_MAX_BYTES) <= 160 << 20);
 /// Bytes of answers from which on a turn of the thread that owns the connections carries out no

@@ -122,8 +122,8 @@ pub trait Program: Send + Sync + 'static {
     /// thread that owns all connections calls it. The connection ends for [`Outcome::End`].
     fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome;
 
-    /// When the oldest call came that waits to be carried out; `None`: none does. What a client says
-    /// in time may be heard late, and is not to count against it. Always told before
+    /// When the oldest call came that waits to be carried out; `None`: none does. What a client
+    /// says in time may be heard late, and is not to count against it. Always told before
     /// [`call`](Self::call) has a call, and now and then later: it may be earlier than it is, never
     /// later. It must not block.
     fn waits_since(&self, since: Option<Instant>) {

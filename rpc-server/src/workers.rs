@@ -1,7 +1,7 @@
 //! The threads that carry out calls.
 //!
-//! A thread that is in one call for long, as of a file system that stands still, is *stuck*: another
-//! one takes its place until it comes back, up to [`SPARE_THREADS_MAX`].
+//! A thread that is in one call for long, as of a file system that stands still, is *stuck*:
+//! another one takes its place until it comes back, up to [`SPARE_THREADS_MAX`].
 
 use std::collections::VecDeque;
 use std::fmt;

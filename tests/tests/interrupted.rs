@@ -343,8 +343,8 @@ fn a_write_that_is_interrupted_says_what_it_has_written() {
     assert!(target.stop().success());
 }
 
-/// The file of a claim ends with what has it: `write`, whose input has not ended, and `io-passthru`,
-/// whose command is not answered.
+/// The file of a claim ends with what has it: `write`, whose input has not ended, and
+/// `io-passthru`, whose command is not answered.
 #[test]
 fn what_writes_and_is_interrupted_leaves_no_file_of_its_claim() {
     let at = own_address();

@@ -78,7 +78,8 @@ pub enum CmError {
         /// The wait in milliseconds.
         timeout_ms: u64,
     },
-    /// The peer has taken the connection and has said nothing in time, or has begun and not gone on.
+    /// The peer has taken the connection and has said nothing in time, or has begun and not gone
+    /// on.
     #[error(
         "{what}: {} from what has taken the connection; check the address and port (on the target: `ss -ltn` shows what \
          listens), and whether that hangs",

@@ -107,7 +107,7 @@ pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
     checks
 }
 
-/// Who owns a folder puts another key there, and makes a handle of any file with that.
+/// The owner of a folder can put another key there, and make a handle of any file with that.
 fn of_owner(folder: &Path) -> Option<Check> {
     let uid = fs::metadata(folder).ok()?.uid();
     let (path, mine) = (folder.display(), geteuid().as_raw());

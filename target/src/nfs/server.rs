@@ -126,8 +126,8 @@ fn descriptors() -> anyhow::Result<u64> {
 }
 
 /// How many open files opens and lock owners of clients may have: half of the descriptors and a
-/// quarter, and the rest is for connections and all else. An open has two where its export goes past
-/// the page cache.
+/// quarter, and the rest is for connections and all else. An open has two where its export goes
+/// past the page cache.
 fn open_files_max(exports: &Exports, descriptors: u64) -> [u64; 2] {
     let mut exports = exports.all().into_iter();
     let each = match exports.any(|export| export.settings().direct) {

@@ -45,9 +45,9 @@ pub(super) const fn entries_changed(changed: &EntriesChanged) -> ChangeInfo {
     }
 }
 
-/// What removing, renaming and linking say. Of what is busy it is a directory as a rule, which is mounted
-/// on, and ACCESS is what knfsd says of it. A namespace is open for hosts, whatever a client does:
-/// a client on Linux makes EBUSY of FILE_OPEN (RFC 8881, section 18.25.4).
+/// What removing, renaming and linking say. Of what is busy it is a directory as a rule, which is
+/// mounted on, and ACCESS is what knfsd says of it. A namespace is open for hosts, whatever a
+/// client does: a client on Linux makes EBUSY of FILE_OPEN (RFC 8881, section 18.25.4).
 fn of_entries(error: FileError) -> Failure {
     match (error, error.errno()) {
         (FileError::Namespace { .. }, _) => Status::FILE_OPEN.into(),

@@ -52,9 +52,9 @@ pub(super) const fn stable_how(stable: Stable) -> StableHow {
 }
 
 impl Context<'_> {
-    /// The file that a stateid lets the client read or write: that of an open, which is the caller's
-    /// or which the kernel lets it open as well, or with a special stateid one that the kernel lets
-    /// the caller open.
+    /// The file that a stateid lets the client read or write: that of an open, which is the
+    /// caller's or which the kernel lets it open as well, or with a special stateid one that the
+    /// kernel lets the caller open.
     ///
     /// # Errors
     /// Of [`check_regular`], `State::check_io` and `OpenFiles::open`.
