@@ -273,11 +273,11 @@ impl<'a> Begun<'a> {
         let mut found = node.attributes();
         // The kernel tells of a change before it lets others in, as reading the directory needs:
         // what is in `found` has been told then. There is no room for an entry, so none is read.
-        let tells = || {
-            let read = sys::directory_entries(self.directory.as_fd(), &mut []);
-            matches!(read, Ok(_) | Err(Errno::EINVAL))
-        };
         let watched = self.watched.as_ref();
+        let tells = || {
+            let read = || sys::directory_entries(self.directory.as_fd(), &mut []);
+            watched.is_some() && matches!(read(), Ok(_) | Err(Errno::EINVAL))
+        };
         let are_all = |events: &[Event<'_>]| watched.is_some_and(|watched| watched.is_all(events));
         // A file that was renamed to a name that it had already.
         if found == Ok(before) && tells() && are_all(&[]) {
