@@ -271,7 +271,7 @@ fn root_what_was_found_by_a_read_only_mount_is_written_by_no_other() {
     }
 }
 
-/// Who reads it can make a handle of any file.
+/// Its readers can make a handle of any file.
 #[test]
 fn root_the_folder_of_the_key_is_not_taken_in() {
     own_mounts();
