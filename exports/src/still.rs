@@ -2,7 +2,7 @@
 //! thread does ends them. So that they take no more and more threads, further calls of such an
 //! export are told to come again ([`FileError::Absent`]) until one of them comes back.
 //!
-//! Each thread notes which export it is at ([`enter`]), and the owner of the threads says which are
+//! Each thread notes which export it is at (`enter`), and the owner of the threads says which are
 //! in a call for long ([`Exports::stand_still`]).
 
 use std::cell::OnceCell;
