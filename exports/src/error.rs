@@ -1,6 +1,12 @@
-//! What an operation on an exported file answers when it does not succeed.
+//! What an operation on an exported file answers when it does not succeed, and why a directory is
+//! not exported.
+
+use std::path::PathBuf;
 
 use nix::errno::Errno;
+
+use crate::limits::EXPORTS;
+use crate::pseudo::PseudoError;
 
 /// Why an operation was not carried out. The kernel's own answers keep their errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -177,3 +183,85 @@ impl FileError {
 
 /// What an operation on an exported file answers.
 pub type Result<T> = std::result::Result<T, FileError>;
+
+/// Why a directory is not exported.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// It could not be opened or looked at.
+    #[error("exporting {}: {doing}: {errno}; export a directory that is there", path.display())]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The file system has no handles.
+    #[error("exporting {}: its file system gives no file handles ({errno}); export a directory of \
+             ext4, XFS, btrfs or tmpfs", path.display())]
+    NoHandles {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// Its handles are too long.
+    #[error("exporting {}: a file handle of its file system has {bytes} bytes and type {kind:#x}, \
+             and at most 104 bytes and 16 bits fit in a handle; export the file system below",
+            path.display())]
+    LargeHandles {
+        /// The directory.
+        path: PathBuf,
+        /// Bytes of a handle.
+        bytes: u32,
+        /// The kernel's type of it.
+        kind: i32,
+    },
+    /// The file system cannot be told from others after a restart.
+    #[error("exporting {}: its file system has no UUID that the kernel (6.9 and later, not of btrfs) or \
+             /dev/disk/by-uuid tells; `file_system = \"UUID\"` in its [[export]] is one that you keep \
+             (`uuidgen` makes one; --export-dir alone has no place for it)", path.display())]
+    NoFileSystemId {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Data is to go past the page cache, and cannot.
+    #[error("exporting {}: its file system has no direct reads and writes (O_DIRECT); leave \
+             `direct` out", path.display())]
+    NoDirect {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Two exports have the same id.
+    #[error(
+        "{first} and {second} have the same export id {id:#010x}; set another one for one of \
+             them"
+    )]
+    SameId {
+        /// Path of one for clients.
+        first: String,
+        /// Path of the other.
+        second: String,
+        /// The id.
+        id: u32,
+    },
+    /// It is below another export for clients, and not mounted there.
+    #[error("clients come to {inner} through the export {outer}, and {} is no mount point there that could be \
+             an export of its own, but a part of that one or elsewhere; give it a `pseudo` that is not below \
+             {outer}", path.display())]
+    NotMountedThere {
+        /// Path of the export for clients.
+        inner: String,
+        /// Path of the one above.
+        outer: String,
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The paths for clients make no tree.
+    #[error(transparent)]
+    Paths(#[from] PseudoError),
+    /// More than are kept.
+    #[error("{0} exports, and at most {EXPORTS} are kept; export fewer directories")]
+    TooMany(usize),
+}

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::libc;
 use nix::sys::stat::Mode;
@@ -17,7 +16,7 @@ use nix::sys::statfs::{
 
 use crate::clients::{ClientRules, Refused};
 use crate::direct;
-use crate::error::{FileError, StaleReason};
+use crate::error::{ExportError, FileError, StaleReason};
 use crate::handle::{
     Claim, ExportId, FileSystemId, Handle, KernelHandle, PSEUDO_FILE_SYSTEM, Presented, PseudoId,
 };
@@ -25,7 +24,7 @@ use crate::identity::{Caller, Credentials};
 use crate::key::{Key, OWNER_BYTES};
 use crate::limits::EXPORTS;
 use crate::name::NameRule;
-use crate::pseudo::{NestedExport, PseudoError, PseudoTree};
+use crate::pseudo::{NestedExport, PseudoTree};
 use crate::still;
 use crate::sys::{self, NoHandle};
 use crate::uuid::file_system_id;
@@ -50,88 +49,6 @@ pub struct ExportSettings {
     pub crossmnt: bool,
     /// Whether data goes past the page cache, where it is aligned.
     pub direct: bool,
-}
-
-/// Why a directory is not exported.
-#[derive(Debug, thiserror::Error)]
-pub enum ExportError {
-    /// It could not be opened or looked at.
-    #[error("exporting {}: {doing}: {errno}; export a directory that is there", path.display())]
-    Open {
-        /// The directory.
-        path: PathBuf,
-        /// What was tried.
-        doing: &'static str,
-        /// What the kernel answered.
-        errno: Errno,
-    },
-    /// The file system has no handles.
-    #[error("exporting {}: its file system gives no file handles ({errno}); export a directory of \
-             ext4, XFS, btrfs or tmpfs", path.display())]
-    NoHandles {
-        /// The directory.
-        path: PathBuf,
-        /// What the kernel answered.
-        errno: Errno,
-    },
-    /// Its handles are too long.
-    #[error("exporting {}: a file handle of its file system has {bytes} bytes and type {kind:#x}, \
-             and at most 104 bytes and 16 bits fit in a handle; export the file system below",
-            path.display())]
-    LargeHandles {
-        /// The directory.
-        path: PathBuf,
-        /// Bytes of a handle.
-        bytes: u32,
-        /// The kernel's type of it.
-        kind: i32,
-    },
-    /// The file system cannot be told from others after a restart.
-    #[error("exporting {}: its file system has no UUID that the kernel (6.9 and later, not of btrfs) or \
-             /dev/disk/by-uuid tells; `file_system = \"UUID\"` in its [[export]] is one that you keep \
-             (`uuidgen` makes one; --export-dir alone has no place for it)", path.display())]
-    NoFileSystemId {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// Data is to go past the page cache, and cannot.
-    #[error("exporting {}: its file system has no direct reads and writes (O_DIRECT); leave \
-             `direct` out", path.display())]
-    NoDirect {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// Two exports have the same id.
-    #[error(
-        "{first} and {second} have the same export id {id:#010x}; set another one for one of \
-             them"
-    )]
-    SameId {
-        /// Path of one for clients.
-        first: String,
-        /// Path of the other.
-        second: String,
-        /// The id.
-        id: u32,
-    },
-    /// It is below another export for clients, and not mounted there.
-    #[error("clients come to {inner} through the export {outer}, and {} is no mount point there that could be \
-             an export of its own, but a part of that one or elsewhere; give it a `pseudo` that is not below \
-             {outer}", path.display())]
-    NotMountedThere {
-        /// Path of the export for clients.
-        inner: String,
-        /// Path of the one above.
-        outer: String,
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The paths for clients make no tree.
-    #[error(transparent)]
-    Paths(#[from] PseudoError),
-    /// More than are kept.
-    #[error("{0} exports, and at most {EXPORTS} are kept; export fewer directories")]
-    TooMany(usize),
 }
 
 /// What is known of an open file from `statx(2)` that tells it from every other.

@@ -11,8 +11,8 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 
-use crate::error::FileError;
-use crate::export::{Export, ExportError, ExportSettings, Exports, PLACE_MASK, Place, Table};
+use crate::error::{ExportError, FileError};
+use crate::export::{Export, ExportSettings, Exports, PLACE_MASK, Place, Table};
 use crate::handle::{ExportId, FileSystemId, KernelHandle};
 use crate::limits::EXPORTS;
 use crate::mountinfo::{Mount, is_in_mounted, mounts};

@@ -5,7 +5,8 @@ use std::fmt;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
-use crate::export::{Export, ExportError, ExportSettings, Exports, Table};
+use crate::error::ExportError;
+use crate::export::{Export, ExportSettings, Exports, Table};
 use crate::handle::ExportId;
 
 /// What has become of an export.

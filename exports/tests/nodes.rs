@@ -5,8 +5,8 @@ mod support;
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use capstan_exports::error::ExportError;
 use capstan_exports::error::{FileError, StaleReason};
-use capstan_exports::export::ExportError;
 use capstan_exports::name::NameRule;
 use capstan_exports::{
     Exports, FileSystemId, FileType, Found, Handle, Key, Name, Node, OpenAccess,
