@@ -219,36 +219,13 @@ fn a_short_banner_is_told_at_once() {
 
 #[test]
 fn what_is_no_iwarp_peer_is_named() {
-    let web = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = web.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = web.accept().unwrap();
-        stream
-            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            .unwrap();
-        stream
-    });
-    let (mut host, mut other) = (Side::new(Config::default()), Side::new(Config::default()));
-    let now = host.now_us();
-    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
-    let _qp = host.create_qp(id);
-    host.cm
-        .connect(id, &param(&[], 1, 1), 5_000_000, now)
-        .unwrap();
-    turn_until(&mut host, &mut other, "answer", |h, _| h.events.len() > 1);
-    match &host.events[1].kind {
-        CmEventKind::Failed(error) => {
-            let told = error.to_string();
-            for words in [
-                "(\"HTTP/1.1 400",
-                "does not speak iWARP; check the address and port",
-            ] {
-                assert!(told.contains(words), "{words}: {told}");
-            }
-        }
-        other => panic!("{other:?}"),
+    let told = told_after(b"HTTP/1.1 400 Bad Request\r\n\r\n", 5_000_000);
+    for words in [
+        "(\"HTTP/1.1 400",
+        "does not speak iWARP; check the address and port",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
     }
-    drop(server.join().unwrap());
 }
 
 #[test]
