@@ -467,7 +467,7 @@ fn root_what_one_user_has_opened_another_reads_where_it_may() {
     assert_eq!(client.read(&file, 0, 9).0, b"secret");
     assert!(!client.at_once.get(), "the kernel was asked");
     assert_eq!(client.status(&write), Status::ACCESS);
-    // The one who has opened it goes on, whatever its mode is now.
+    // The user that opened the file can still use it, whatever its mode is now.
     (client.uid, client.gid) = (1000, 1000);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     client.write(&file, 0, b"S", StableHow::FileSync);

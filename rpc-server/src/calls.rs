@@ -24,11 +24,11 @@ pub(crate) struct Calls {
     max: usize,
     /// What the workers have.
     under_way: usize,
-    /// Threads that are stuck: what they have keeps no others busy.
+    /// Threads that are stuck in a call: as many more calls may be under way.
     stuck: usize,
-    /// When the threads are looked at: while something is under way.
+    /// When the threads are looked at next; `None` while nothing is under way.
     look_at_us: Option<u64>,
-    /// The program was told of a call that waits.
+    /// The program has been told since when calls wait.
     is_told: bool,
     pub(crate) turns: Turns,
     /// Connections that are gone and have calls under way, so many.
@@ -235,7 +235,7 @@ impl Calls {
     }
 }
 
-/// A time of the reactor, as others have it.
+/// A time of the reactor's clock, in microseconds, as an [`Instant`].
 fn instant(us: u64) -> Instant {
     let ago = Duration::from_micros(Clock.now_us().saturating_sub(us));
     let now = Instant::now();

@@ -9,14 +9,14 @@ use rustc_hash::FxHashMap;
 
 use crate::peers::ConnectionName;
 
-/// Where an address has its place among the others.
+/// An index into [`Turns::addresses`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Place(usize);
 
 /// The connections that have a call to be carried out.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// Addresses that have a connection, or have one in the list of their turns.
+    /// Addresses with a connection, or with one that has ended and is still in `ready`.
     addresses: Vec<Address>,
     of_source: FxHashMap<Source, Place>,
     free: Vec<Place>,
@@ -68,7 +68,7 @@ impl Turns {
         self.leave(place);
     }
 
-    /// Gives the place of an address away that has nothing.
+    /// Frees the place of an address that has neither connections nor calls.
     fn leave(&mut self, place: Place) {
         let Some(address) = self.addresses.get_mut(place.0) else {
             return;
@@ -77,7 +77,7 @@ impl Turns {
             && address.ready.is_empty()
             && let Some(source) = address.source.take()
         {
-            // Its list was as long as it had connections.
+            // With the memory of `ready`, which had room for all of its connections.
             *address = Address::default();
             self.of_source.remove(&source);
             self.free.push(place);
@@ -108,7 +108,7 @@ impl Turns {
         Some(name)
     }
 
-    /// Whether it is the turn of none.
+    /// Whether no connection waits for its turn.
     pub(crate) fn is_empty(&self) -> bool {
         self.order.is_empty()
     }

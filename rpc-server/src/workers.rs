@@ -185,7 +185,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// When the client sent it that waits for it, if one does.
+    /// When the call came, in microseconds; `None` for the end of a connection.
     fn arrived_us(&self) -> Option<u64> {
         match self {
             Self::Call(task) => Some(task.arrived_us),
@@ -225,15 +225,16 @@ struct Queue {
 /// What is known of a thread.
 #[derive(Clone, Copy, Default, Debug)]
 struct Seat {
-    /// There is a thread of the number.
+    /// A thread has this number.
     is_taken: bool,
-    /// Which one, once it runs.
+    /// Its identity, once it runs.
     thread: Option<ThreadId>,
-    /// How much it has begun.
+    /// How many pieces of work it has begun.
     begun: u64,
-    /// It is at something now, of which a client waits for the answer since then.
+    /// The work that it is carrying out now, as [`Work::arrived_us`] of it; `None` when idle.
     at: Option<Option<u64>>,
-    /// How much it had begun when it was looked at, and when it was found so first.
+    /// `begun` when it was last looked at, and when it was first seen to have that value, in
+    /// microseconds.
     seen: (u64, u64),
     is_stuck: bool,
 }
@@ -246,7 +247,7 @@ impl Queue {
         (taken.count(), stuck.count())
     }
 
-    /// Takes a number for one more thread.
+    /// Reserves a number for one more thread.
     fn take_seat(&mut self) -> usize {
         let free = self.seats.iter().position(|seat| !seat.is_taken);
         let number = free.unwrap_or_else(|| {
@@ -269,7 +270,7 @@ impl Queue {
         stuck.collect()
     }
 
-    /// A thread has nothing to do any more, and was stuck or not.
+    /// A thread has finished its work. Returns whether it was stuck.
     fn comes_back(&mut self, number: usize) -> bool {
         let Some(seat) = self.seats.get_mut(number) else {
             return false;
@@ -290,7 +291,7 @@ impl Queue {
         }
     }
 
-    /// What a thread does next.
+    /// Takes the next work for a thread.
     fn next_of(&mut self, number: usize) -> Option<Work> {
         let work = self.work.pop_front()?;
         if let Some(seat) = self.seats.get_mut(number) {
@@ -300,7 +301,7 @@ impl Queue {
         Some(work)
     }
 
-    /// Finds the threads that are stuck.
+    /// Marks threads as stuck that have been in the same work for [`STUCK_US`].
     fn look(&mut self, now_us: u64) {
         for seat in self.seats.iter_mut().filter(|seat| seat.at.is_some()) {
             if seat.seen.0 != seat.begun {
@@ -311,8 +312,8 @@ impl Queue {
         }
     }
 
-    /// When the oldest call came that the program may not have heard of. What a thread is stuck in
-    /// it has heard of long ago.
+    /// When the oldest call came of which the program may not have seen anything yet. It has seen
+    /// those that a thread is stuck in.
     fn oldest_us(&self) -> Option<u64> {
         let begun = self.seats.iter().filter(|seat| !seat.is_stuck);
         let begun = begun.filter_map(|seat| seat.at.flatten());
@@ -332,7 +333,7 @@ impl Shared {
 /// What [`Workers::look`] has found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Looked {
-    /// When the oldest call came that the program may not have heard of.
+    /// When the oldest call came of which the program may not have seen anything yet.
     pub(crate) oldest_us: Option<u64>,
     /// Threads that are stuck, and for how long.
     pub(crate) stuck: Vec<(ThreadId, Duration)>,
@@ -345,7 +346,7 @@ pub(crate) struct Workers {
     /// Threads that are not stuck.
     count: usize,
     threads: Vec<JoinHandle<()>>,
-    /// There is no thread more: said once.
+    /// A spare thread could not be started, which was logged.
     is_short: bool,
 }
 

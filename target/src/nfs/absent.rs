@@ -12,8 +12,7 @@ use capstan_config::Nfs;
 use crate::answers;
 use crate::reload::Served;
 
-/// How often they are asked: an operator who has mended a file system sees at once that its clients
-/// go on.
+/// How often absent exports are tried again: short, so that clients go on soon after a repair.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Starts a thread that asks, where there is something to be asked for and none that does so. It
