@@ -23,6 +23,7 @@ use std::path::Path;
 mod backing;
 mod budget;
 mod check;
+mod complete;
 mod identity;
 mod limits;
 mod listen;
@@ -35,6 +36,7 @@ mod schema;
 mod shown;
 mod size;
 mod suggest;
+mod written;
 
 pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
 
@@ -56,6 +58,7 @@ pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
 pub use quick::{QuickDirectory, QuickExport};
 pub use shown::{first_of, word_of};
 pub use size::{Size, SizeError};
+pub use written::{EditError, Entry, EntryValue, Written};
 
 impl Config {
     /// Parses and checks the text of a configuration file, without a look at the machine.

@@ -110,6 +110,15 @@ impl Config {
             findings.warning("listener", message.to_owned());
         }
         for (index, subsystem) in self.subsystems.iter().enumerate() {
+            if subsystem.access == Access::Hosts(Vec::new()) {
+                findings.warning(
+                    format!("subsystem[{index}].allowed_hosts"),
+                    format!(
+                        "it is empty: no host may connect to {}; `capstan-target host allow` lets one in",
+                        subsystem.nqn
+                    ),
+                );
+            }
             if subsystem.namespaces.is_empty() {
                 findings.warning(
                     format!("subsystem[{index}].namespace"),

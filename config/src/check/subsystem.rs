@@ -137,7 +137,7 @@ impl Checker<'_> {
                 self.report(any_field, Some(any.span()), ProblemKind::AnyHostAndHosts);
                 None
             }
-            _ if listed.is_empty() => {
+            _ if raw.allowed_hosts.is_none() => {
                 self.report(hosts_field, Some(entry.span()), ProblemKind::NoHosts);
                 None
             }

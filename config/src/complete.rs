@@ -1,0 +1,373 @@
+//! A configuration as a file that says all of it, defaults as well.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use capstan_exports::ExportSettings;
+use capstan_exports::clients::ClientRule;
+use capstan_exports::name::NameRule;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
+use uuid::Uuid;
+
+use crate::{
+    Access, Backing, Config, DirectIo, LbaSize, Listener, Namespace, Nfs, Reactors, Subsystem,
+    Transports,
+};
+
+impl Config {
+    /// A file that says the same, with every key that has a value. NSIDs are those of
+    /// [`Namespace::nsid`], but for those that are not written down where `nsids` is false.
+    #[must_use]
+    pub fn to_toml(&self, nsids: bool) -> String {
+        let mut document = DocumentMut::new();
+        let root = document.as_table_mut();
+        root.insert("target", Item::Table(self.target_table()));
+        let mut queues = Table::new();
+        put(
+            &mut queues,
+            "io_queues_max",
+            i64::from(self.queues.io_queues_max),
+        );
+        put(&mut queues, "depth_max", i64::from(self.queues.depth_max));
+        root.insert("queues", Item::Table(queues));
+        put_all(root, "listener", self.listeners.iter().map(listener));
+        put_all(
+            root,
+            "subsystem",
+            self.subsystems.iter().map(|of| subsystem(of, nsids)),
+        );
+        if let Some(nfs) = &self.nfs {
+            root.insert("nfs", Item::Table(nfs_table(nfs)));
+            put_all(
+                root,
+                "export",
+                nfs.exports.iter().chain(&nfs.absent).map(export),
+            );
+        }
+        document.to_string()
+    }
+
+    fn target_table(&self) -> Table {
+        let target = &self.target;
+        let mut table = Table::new();
+        match &target.reactors {
+            Reactors::Auto => put(&mut table, "reactors", "auto"),
+            Reactors::Count(count) => put(&mut table, "reactors", whole(*count)),
+            Reactors::Cores(cores) => {
+                let cores: Array = cores.iter().map(|core| whole(*core)).collect();
+                put(&mut table, "reactors", cores);
+            }
+        }
+        put(
+            &mut table,
+            "memory_budget",
+            bytes(target.memory_budget_bytes),
+        );
+        put(&mut table, "spin", time(target.spin));
+        put(&mut table, "log", target.log.as_str());
+        put(&mut table, "hosts_max", i64::from(target.hosts_max));
+        if target.shared_receive_queue {
+            put(&mut table, "shared_receive_queue", true);
+        }
+        put(&mut table, "vendor_id", i64::from(target.vendor_id));
+        put(
+            &mut table,
+            "subsystem_vendor_id",
+            i64::from(target.subsystem_vendor_id),
+        );
+        table
+    }
+}
+
+fn put(table: &mut Table, key: &str, value: impl Into<Value>) {
+    table.insert(key, Item::Value(value.into()));
+}
+
+/// Nothing of a list without tables.
+fn put_all(within: &mut Table, key: &str, tables: impl Iterator<Item = Table>) {
+    let all: ArrayOfTables = tables.collect();
+    if !all.is_empty() {
+        within.insert(key, Item::ArrayOfTables(all));
+    }
+}
+
+fn whole(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A number where TOML has one that is as large, else a text.
+fn bytes(bytes: u64) -> Value {
+    i64::try_from(bytes).map_or_else(|_| bytes.to_string().into(), Into::into)
+}
+
+fn time(time: Duration) -> String {
+    humantime::format_duration(time).to_string()
+}
+
+fn transports(table: &mut Table, of: Transports) {
+    if of.by_default {
+        return;
+    }
+    let named = [(of.rdma, "rdma"), (of.tcp, "tcp")];
+    let named = named.iter().filter(|(has, _)| *has).map(|(_, word)| *word);
+    put(table, "transports", named.collect::<Array>());
+}
+
+fn listener(listener: &Listener) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "address", listener.address.ip().to_string());
+    put(&mut table, "port", i64::from(listener.address.port()));
+    if listener.transports.rdma {
+        put(&mut table, "provider", listener.provider.as_str());
+    }
+    transports(&mut table, listener.transports);
+    table
+}
+
+fn subsystem(subsystem: &Subsystem, nsids: bool) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "nqn", subsystem.nqn.as_str());
+    put(&mut table, "serial", subsystem.serial.as_str());
+    put(&mut table, "model", subsystem.model.as_str());
+    match &subsystem.access {
+        Access::AnyHost => put(&mut table, "allow_any_host", true),
+        Access::Hosts(hosts) => {
+            let hosts: Array = hosts.iter().map(|host| host.as_str()).collect();
+            put(&mut table, "allowed_hosts", hosts);
+        }
+    }
+    put(
+        &mut table,
+        "end_older_association",
+        subsystem.end_older_association,
+    );
+    let namespaces = subsystem.namespaces.iter();
+    put_all(
+        &mut table,
+        "namespace",
+        namespaces.map(|of| namespace(of, nsids)),
+    );
+    table
+}
+
+fn namespace(namespace: &Namespace, nsids: bool) -> Table {
+    let mut table = Table::new();
+    if nsids || namespace.nsid_is_written {
+        put(&mut table, "nsid", i64::from(namespace.nsid));
+    }
+    match &namespace.backing {
+        Backing::Path(path) => put(&mut table, "path", path.to_string_lossy().as_ref()),
+        Backing::Ram { size_bytes } | Backing::Null { size_bytes } => {
+            put(&mut table, namespace.backing.kind(), bytes(*size_bytes));
+        }
+    }
+    if let Some(lba) = namespace.lba.map(LbaSize::bytes) {
+        put(&mut table, "lba", i64::from(lba));
+    }
+    if let Some(uuid) = namespace.uuid {
+        put(&mut table, "uuid", uuid.to_string());
+    }
+    if let Some(nguid) = namespace.nguid {
+        put(
+            &mut table,
+            "nguid",
+            Uuid::from_bytes(nguid).simple().to_string(),
+        );
+    }
+    put(&mut table, "read_only", namespace.read_only);
+    match namespace.direct {
+        DirectIo::WherePossible => {}
+        DirectIo::Required => put(&mut table, "direct", true),
+        DirectIo::Off => put(&mut table, "direct", false),
+    }
+    table
+}
+
+fn nfs_table(nfs: &Nfs) -> Table {
+    let mut table = Table::new();
+    let (tcp, rdma) = (!nfs.tcp.is_empty(), !nfs.rdma.is_empty());
+    let all = if tcp { &nfs.tcp } else { &nfs.rdma };
+    let addresses: Array = all.iter().map(|at| at.ip().to_string()).collect();
+    put(&mut table, "addresses", addresses);
+    let port = |of: &[SocketAddr]| of.first().map(|at| i64::from(at.port()));
+    for (key, port) in [("port", port(&nfs.tcp)), ("rdma_port", port(&nfs.rdma))] {
+        if let Some(port) = port {
+            put(&mut table, key, port);
+        }
+    }
+    let all = tcp && rdma;
+    transports(
+        &mut table,
+        Transports {
+            rdma,
+            tcp,
+            by_default: all,
+        },
+    );
+    if rdma {
+        put(&mut table, "provider", nfs.provider.as_str());
+        put(&mut table, "memory", bytes(nfs.memory_bytes));
+    }
+    put(&mut table, "lease_time", time(nfs.lease_time));
+    put(&mut table, "grace_time", time(nfs.grace_time));
+    if let Some(threads) = nfs.threads_written {
+        put(&mut table, "threads", whole(threads));
+    }
+    table
+}
+
+fn export(export: &ExportSettings) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "path", export.path.to_string_lossy().as_ref());
+    put(&mut table, "pseudo", export.client_path.as_str());
+    let names = match export.names {
+        NameRule::Utf8 => "utf8",
+        NameRule::Raw => "raw",
+    };
+    put(&mut table, "names", names);
+    put(&mut table, "crossmnt", export.crossmnt);
+    put(&mut table, "direct", export.direct);
+    if let Some(id) = export.id {
+        put(&mut table, "id", i64::from(id.0));
+    }
+    if let Some(id) = export.file_system {
+        put(
+            &mut table,
+            "file_system",
+            Uuid::from_bytes(id.0).to_string(),
+        );
+    }
+    put_all(
+        &mut table,
+        "clients",
+        export.clients.rules().iter().map(client),
+    );
+    table
+}
+
+fn client(rule: &ClientRule) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "network", rule.network.to_string());
+    put(&mut table, "access", rule.access.to_string());
+    put(&mut table, "squash", rule.squash.to_string());
+    put(&mut table, "anonuid", i64::from(rule.anonymous.uid));
+    put(&mut table, "anongid", i64::from(rule.anonymous.gid));
+    put(&mut table, "secure_ports", rule.secure_ports);
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use crate::{Config, QuickExport, Transports};
+
+    fn same(config: &Config, of: &str) {
+        let text = config.to_toml(false);
+        let again =
+            Config::from_toml(&text).unwrap_or_else(|error| panic!("{of}: {error}\n{text}"));
+        assert_eq!(again, *config, "{of}\n{text}");
+        let mut numbered = Config::from_toml(&config.to_toml(true)).unwrap();
+        for subsystem in &mut numbered.subsystems {
+            for namespace in &mut subsystem.namespaces {
+                assert!(namespace.nsid_is_written);
+                namespace.nsid_is_written = false;
+            }
+        }
+        let mut config = config.clone();
+        let namespaces = config
+            .subsystems
+            .iter_mut()
+            .flat_map(|of| &mut of.namespaces);
+        namespaces.for_each(|namespace| namespace.nsid_is_written = false);
+        assert_eq!(numbered, config, "{of}\n{text}");
+    }
+
+    #[test]
+    fn what_every_sample_says_is_said_again() {
+        let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples");
+        for sample in fs::read_dir(samples).unwrap() {
+            let path = sample.unwrap().path();
+            same(
+                &Config::from_file(&path).unwrap(),
+                &path.display().to_string(),
+            );
+        }
+    }
+
+    #[test]
+    fn what_options_say_is_said_in_a_file() {
+        let quick = QuickExport {
+            backing: "ram:1MiB".parse().unwrap(),
+            lba: None,
+            listen: "127.0.0.1:0".parse().unwrap(),
+            nqn: None,
+            provider: crate::ProviderChoice::Auto,
+            transports: Transports::named(false, true),
+            read_only: true,
+            allow_any_host: true,
+        };
+        same(&Config::quick(&quick, "machine").unwrap(), "options");
+    }
+
+    #[test]
+    fn every_key_is_said_again() {
+        let text = r#"
+            [target]
+            reactors = [0, 2]
+            memory_budget = "300MiB"
+            spin = "1ms 500us"
+            log = "warn"
+            hosts_max = 7
+            shared_receive_queue = true
+            vendor_id = 0x1234
+            [queues]
+            depth_max = 32
+            io_queues_max = 3
+            [[listener]]
+            address = "::"
+            port = 4421
+            provider = "iwarp"
+            transports = ["rdma"]
+            [[subsystem]]
+            nqn = "nqn.2026-11.org.example:a"
+            serial = "S 1"
+            model = "M"
+            allowed_hosts = []
+            end_older_association = true
+            [[subsystem.namespace]]
+            nsid = 3
+            path = "/srv/a"
+            lba = 512
+            uuid = "0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1"
+            nguid = "0a6d2c9e55f14a378a5c52b6c4a5f7a2"
+            read_only = true
+            direct = false
+            [[subsystem.namespace]]
+            ram = "1MiB"
+            [nfs]
+            addresses = ["192.0.2.1", "::1"]
+            port = 0
+            transports = ["tcp"]
+            lease_time = "20s"
+            grace_time = "1m"
+            threads = 9
+            [[export]]
+            path = "/srv/e"
+            pseudo = "/e"
+            names = "raw"
+            crossmnt = true
+            direct = true
+            id = 9
+            file_system = "0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a3"
+            access = "read-write"
+            squash = "all"
+            anonuid = 1
+            anongid = 2
+            secure_ports = true
+            clients = ["192.0.2.0/24", { network = "::/0", squash = "none" }]
+        "#;
+        same(&Config::from_toml(text).unwrap(), "every key");
+    }
+}

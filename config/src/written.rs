@@ -1,0 +1,479 @@
+//! The text of a configuration, and changes of it that leave all else as it is: comments, order and
+//! blanks. What a change makes of the text is checked as a file is.
+
+mod cut;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value};
+
+use crate::listen::parse_address;
+use crate::{Backing, Config, ConfigError, DEFAULT_PORT, Namespace, Nqn, Size, read_text};
+
+/// The text of a configuration and the file that it is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    path: Option<PathBuf>,
+    text: String,
+}
+
+/// Keys of a table that is to come, in their order.
+pub type Entry = Vec<(&'static str, EntryValue)>;
+
+/// The value of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryValue {
+    /// A text.
+    Text(String),
+    /// A list of texts.
+    Texts(Vec<String>),
+    /// A whole number.
+    Number(u32),
+    /// True or false.
+    Bool(bool),
+}
+
+/// Why a text is not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EditError {
+    /// What is to be changed is not in the text.
+    #[error("{0} is in no file of the configuration; expected one that `config show` shows")]
+    NotThere(String),
+    /// The text has it already.
+    #[error("{0} already; nothing is to be changed")]
+    AlreadySo(String),
+    /// It cannot be said in the text.
+    #[error("{0}")]
+    CannotBeSaid(String),
+}
+
+impl Written {
+    /// Reads the file at `path`; `-` is stdin.
+    ///
+    /// # Errors
+    /// As [`Config::from_file`], but for what the text says.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        Ok(Self {
+            path: Some(path.to_owned()),
+            text: read_text(path)?,
+        })
+    }
+
+    /// A text that is in no file.
+    #[must_use]
+    pub const fn of_text(text: String) -> Self {
+        Self { path: None, text }
+    }
+
+    /// The file that it was read from.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What it says.
+    ///
+    /// # Errors
+    /// As [`Config::from_file`].
+    pub fn config(&self) -> Result<Config, ConfigError> {
+        let config = Config::from_toml(&self.text);
+        config.map_err(|error| match &self.path {
+            None => error,
+            Some(path) => ConfigError::In {
+                path: path.clone(),
+                error: Box::new(error),
+            },
+        })
+    }
+
+    /// Adds a `[[subsystem]]`, behind the last one.
+    ///
+    /// # Errors
+    /// The text is no TOML.
+    pub fn add_subsystem(&mut self, entry: &Entry) -> Result<(), EditError> {
+        self.edit(|document| push(document.as_table_mut(), "subsystem", entry))
+    }
+
+    /// Takes a `[[subsystem]]` out, with its namespaces.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn remove_subsystem(&mut self, nqn: &Nqn) -> Result<(), EditError> {
+        let at = |document: &mut DocumentMut| Some(("subsystem", subsystem_at(document, nqn)?));
+        self.remove(|document| at(document).ok_or_else(|| no_subsystem(nqn)))
+    }
+
+    /// Adds a `[[subsystem.namespace]]`, behind the last one of its subsystem.
+    ///
+    /// # Errors
+    /// The subsystem is not there.
+    pub fn add_namespace(&mut self, nqn: &Nqn, entry: &Entry) -> Result<(), EditError> {
+        self.edit(|document| push(subsystem(document, nqn)?, "namespace", entry))
+    }
+
+    /// Takes a `[[subsystem.namespace]]` out: the one that `namespace` is served as.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn remove_namespace(&mut self, nqn: &Nqn, namespace: &Namespace) -> Result<(), EditError> {
+        let mut document = self.document()?;
+        let subsystem_at = subsystem_at(&mut document, nqn).ok_or_else(|| no_subsystem(nqn))?;
+        let at = namespace_at(subsystem(&mut document, nqn)?, namespace);
+        let at = at.ok_or_else(|| no_namespace(nqn, namespace))?;
+        self.cut(document, &[("subsystem", subsystem_at), ("namespace", at)])
+    }
+
+    /// Sets a key of a namespace, or takes it out where there is no value.
+    ///
+    /// # Errors
+    /// The namespace is not there.
+    pub fn set_namespace(
+        &mut self,
+        nqn: &Nqn,
+        namespace: &Namespace,
+        key: &str,
+        value: Option<&EntryValue>,
+    ) -> Result<(), EditError> {
+        self.edit(|document| {
+            let subsystem = subsystem(document, nqn)?;
+            let at = namespace_at(subsystem, namespace);
+            let table = at.and_then(|at| tables(subsystem, "namespace").into_iter().nth(at));
+            let table = table.ok_or_else(|| no_namespace(nqn, namespace))?;
+            set(table, key, value);
+            Ok(())
+        })
+    }
+
+    /// Sets a key of `[target]`.
+    ///
+    /// # Errors
+    /// The text is no TOML.
+    pub fn set_target(&mut self, key: &str, value: &EntryValue) -> Result<(), EditError> {
+        self.edit(|document| {
+            let target = document.entry("target").or_insert_with(|| {
+                let mut table = Table::new();
+                // Before all that is there.
+                table.set_position(Some(-1));
+                Item::Table(table)
+            });
+            let table = target.as_table_like_mut();
+            set(
+                table.ok_or_else(|| not_there("[target]"))?,
+                key,
+                Some(value),
+            );
+            Ok(())
+        })
+    }
+
+    /// Lets a host connect to a subsystem.
+    ///
+    /// # Errors
+    /// The subsystem is not there, or lets it in already.
+    pub fn allow_host(&mut self, nqn: &Nqn, host: &Nqn) -> Result<(), EditError> {
+        self.edit(|document| {
+            let subsystem = subsystem(document, nqn)?;
+            if subsystem.get("allow_any_host").and_then(Item::as_bool) == Some(true) {
+                return Err(EditError::AlreadySo(format!("{nqn} lets in any host")));
+            }
+            if !subsystem.contains_key("allowed_hosts") {
+                set(
+                    subsystem,
+                    "allowed_hosts",
+                    Some(&EntryValue::Texts(Vec::new())),
+                );
+            }
+            let hosts = hosts(subsystem).ok_or_else(|| no_subsystem(nqn))?;
+            if hosts.iter().any(|other| is_host(other, host)) {
+                return Err(EditError::AlreadySo(format!("{nqn} lets in {host}")));
+            }
+            push_text(hosts, host.as_str());
+            Ok(())
+        })
+    }
+
+    /// Lets it no more.
+    ///
+    /// # Errors
+    /// The subsystem is not there, does not list it, or lets in any host.
+    pub fn deny_host(&mut self, nqn: &Nqn, host: &Nqn) -> Result<(), EditError> {
+        self.edit(|document| {
+            let subsystem = subsystem(document, nqn)?;
+            if subsystem.get("allow_any_host").and_then(Item::as_bool) == Some(true) {
+                return Err(EditError::CannotBeSaid(format!(
+                    "{nqn} lets in any host (allow_any_host = true), and a single one cannot be kept out: list the hosts \
+                     that may connect instead"
+                )));
+            }
+            let listed = hosts(subsystem);
+            let at = listed.and_then(|hosts| {
+                let at = hosts.iter().position(|other| is_host(other, host))?;
+                hosts.remove(at);
+                Some(())
+            });
+            at.ok_or_else(|| EditError::AlreadySo(format!("{nqn} does not let in {host}")))
+        })
+    }
+
+    /// Adds a `[[listener]]`, behind the last one.
+    ///
+    /// # Errors
+    /// The text is no TOML.
+    pub fn add_listener(&mut self, entry: &Entry) -> Result<(), EditError> {
+        self.edit(|document| push(document.as_table_mut(), "listener", entry))
+    }
+
+    /// Takes the `[[listener]]` at this address and port out.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn remove_listener(&mut self, address: SocketAddr) -> Result<(), EditError> {
+        let is_it = |table: &dyn TableLike| listens_at(table) == Some(address);
+        self.remove(|document| {
+            let all = tables(document.as_table_mut(), "listener");
+            let at = all.into_iter().position(|table| is_it(table));
+            Ok((
+                "listener",
+                at.ok_or_else(|| not_there(format!("a [[listener]] at {address}")))?,
+            ))
+        })
+    }
+
+    /// Adds an `[[export]]`, behind the last one.
+    ///
+    /// # Errors
+    /// The text is no TOML.
+    pub fn add_export(&mut self, entry: &Entry) -> Result<(), EditError> {
+        self.edit(|document| push(document.as_table_mut(), "export", entry))
+    }
+
+    /// Takes the `[[export]]` with this path for clients out.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn remove_export(&mut self, pseudo: &str) -> Result<(), EditError> {
+        let is_it = |table: &dyn TableLike| {
+            let text = |key| table.get(key).and_then(Item::as_str);
+            text("pseudo").or_else(|| text("path")) == Some(pseudo)
+        };
+        self.remove(|document| {
+            let all = tables(document.as_table_mut(), "export");
+            let at = all.into_iter().position(|table| is_it(table));
+            Ok((
+                "export",
+                at.ok_or_else(|| not_there(format!("an [[export]] {pseudo}")))?,
+            ))
+        })
+    }
+
+    fn document(&self) -> Result<DocumentMut, EditError> {
+        // What is served was read from it.
+        let parsed = self.text.parse::<DocumentMut>();
+        parsed.map_err(|error| EditError::CannotBeSaid(error.to_string()))
+    }
+
+    fn edit(
+        &mut self,
+        change: impl FnOnce(&mut DocumentMut) -> Result<(), EditError>,
+    ) -> Result<(), EditError> {
+        let mut document = self.document()?;
+        change(&mut document)?;
+        self.text = document.to_string();
+        Ok(())
+    }
+
+    /// Takes out a table of the file that is one of a list.
+    fn remove(
+        &mut self,
+        find: impl FnOnce(&mut DocumentMut) -> Result<(&'static str, usize), EditError>,
+    ) -> Result<(), EditError> {
+        let mut document = self.document()?;
+        let at = find(&mut document)?;
+        self.cut(document, &[at])
+    }
+
+    /// Takes out what is at a place that is there.
+    fn cut(&mut self, document: DocumentMut, place: &[(&str, usize)]) -> Result<(), EditError> {
+        self.text = cut::without(&self.text, document, place)
+            .ok_or_else(|| not_there("what is to be taken out"))?;
+        Ok(())
+    }
+}
+
+fn not_there(what: impl Into<String>) -> EditError {
+    EditError::NotThere(what.into())
+}
+
+fn no_subsystem(nqn: &Nqn) -> EditError {
+    not_there(format!("subsystem {nqn}"))
+}
+
+fn no_namespace(nqn: &Nqn, namespace: &Namespace) -> EditError {
+    not_there(format!("namespace {} of {nqn}", namespace.nsid))
+}
+
+/// The tables of a list, however it is written.
+fn tables<'t>(within: &'t mut dyn TableLike, key: &str) -> Vec<&'t mut dyn TableLike> {
+    match within.get_mut(key) {
+        Some(Item::ArrayOfTables(all)) => all.iter_mut().map(|table| table as _).collect(),
+        Some(Item::Value(Value::Array(all))) => {
+            let inline = all.iter_mut().filter_map(Value::as_inline_table_mut);
+            inline.map(|table| table as _).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Adds a table to such a list.
+fn push(within: &mut dyn TableLike, key: &str, entry: &Entry) -> Result<(), EditError> {
+    if let Some(Item::Value(Value::Array(all))) = within.get_mut(key) {
+        let mut table = InlineTable::new();
+        entry
+            .iter()
+            .for_each(|(key, value)| set(&mut table, key, Some(value)));
+        all.push(Value::InlineTable(table));
+        return Ok(());
+    }
+    if !within.contains_key(key) {
+        within.insert(key, Item::ArrayOfTables(ArrayOfTables::new()));
+    }
+    let Some(Item::ArrayOfTables(all)) = within.get_mut(key) else {
+        return Err(EditError::CannotBeSaid(format!(
+            "{key} is no list of tables in the file"
+        )));
+    };
+    let mut table = Table::new();
+    // A blank line before it.
+    table.decor_mut().set_prefix("\n");
+    entry
+        .iter()
+        .for_each(|(key, value)| set(&mut table, key, Some(value)));
+    all.push(table);
+    Ok(())
+}
+
+fn set(table: &mut dyn TableLike, key: &str, value: Option<&EntryValue>) {
+    let Some(value) = value else {
+        table.remove(key);
+        return;
+    };
+    let mut value = match value {
+        EntryValue::Text(text) => Value::from(text.as_str()),
+        EntryValue::Texts(texts) => Value::Array(texts.iter().map(String::as_str).collect()),
+        EntryValue::Number(number) => Value::from(i64::from(*number)),
+        EntryValue::Bool(is_so) => Value::from(*is_so),
+    };
+    match table.get_mut(key).and_then(Item::as_value_mut) {
+        // What stands behind it in its line stays there.
+        Some(old) => {
+            *value.decor_mut() = old.decor().clone();
+            *old = value;
+        }
+        None => {
+            table.insert(key, Item::Value(value));
+        }
+    }
+}
+
+fn subsystem_at(document: &mut DocumentMut, nqn: &Nqn) -> Option<usize> {
+    let is_it = |table: &dyn TableLike| {
+        let text = table.get("nqn").and_then(Item::as_str);
+        text.and_then(|text| Nqn::new(text).ok()).as_ref() == Some(nqn)
+    };
+    let all = tables(document.as_table_mut(), "subsystem");
+    all.into_iter().position(|table| is_it(table))
+}
+
+fn subsystem<'d>(
+    document: &'d mut DocumentMut,
+    nqn: &Nqn,
+) -> Result<&'d mut dyn TableLike, EditError> {
+    let at = subsystem_at(document, nqn).ok_or_else(|| no_subsystem(nqn))?;
+    let mut all = tables(document.as_table_mut(), "subsystem").into_iter();
+    all.nth(at).ok_or_else(|| no_subsystem(nqn))
+}
+
+/// Where the namespace is written that is served as this one: by its NSID where that is written
+/// down, by its path, or as one of the same kind and size without an NSID. Of these the first has
+/// the lowest one.
+fn namespace_at(subsystem: &mut dyn TableLike, namespace: &Namespace) -> Option<usize> {
+    let all = tables(subsystem, "namespace");
+    let is_it = |table: &dyn TableLike| {
+        let nsid = table.get("nsid").and_then(Item::as_integer);
+        match nsid {
+            Some(nsid) => nsid == i64::from(namespace.nsid),
+            None => !namespace.nsid_is_written && is_on(table, &namespace.backing),
+        }
+    };
+    all.into_iter().position(|table| is_it(table))
+}
+
+fn is_on(table: &dyn TableLike, backing: &Backing) -> bool {
+    let item = table.get(backing.kind());
+    match backing {
+        Backing::Path(path) => {
+            let written = item.and_then(Item::as_str);
+            written.is_some_and(|written| Path::new(written).components().eq(path.components()))
+        }
+        Backing::Ram { size_bytes } | Backing::Null { size_bytes } => {
+            let size = match item.and_then(Item::as_str) {
+                Some(text) => text.parse().ok(),
+                None => {
+                    let number = item.and_then(Item::as_integer);
+                    number
+                        .and_then(|number| u64::try_from(number).ok())
+                        .map(Size)
+                }
+            };
+            size == Some(Size(*size_bytes))
+        }
+    }
+}
+
+fn hosts(subsystem: &mut dyn TableLike) -> Option<&mut Array> {
+    subsystem.get_mut("allowed_hosts")?.as_array_mut()
+}
+
+fn is_host(written: &Value, host: &Nqn) -> bool {
+    let written = written.as_str().and_then(|text| Nqn::new(text).ok());
+    written.is_some_and(|written| written.is_same(host))
+}
+
+/// Adds a text as the others of the list are: in a line of its own where they are.
+fn push_text(all: &mut Array, text: &str) {
+    let mut value = Value::from(text);
+    let before = all.iter().last().and_then(|last| last.decor().prefix());
+    match before
+        .and_then(|prefix| prefix.as_str())
+        .filter(|prefix| prefix.contains('\n'))
+    {
+        Some(prefix) => {
+            let indented = prefix.rsplit('\n').next().unwrap_or_default();
+            let prefix = format!("\n{indented}");
+            value.decor_mut().set_prefix(prefix);
+            all.push_formatted(value);
+        }
+        None => all.push(value),
+    }
+}
+
+fn listens_at(table: &dyn TableLike) -> Option<SocketAddr> {
+    let address = table.get("address")?.as_str()?;
+    let port = match table.get("port") {
+        Some(port) => port
+            .as_integer()
+            .and_then(|port| u16::try_from(port).ok())?,
+        None => DEFAULT_PORT,
+    };
+    Some(SocketAddr::new(parse_address(address).ok()?, port))
+}
+
+#[cfg(test)]
+mod tests;
