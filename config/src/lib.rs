@@ -54,7 +54,7 @@ pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, Nfs, ProviderChoice,
     QueueBounds, Reactors, Subsystem, Target, Transports, WordError,
 };
-pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
+pub use problem::{At, ConfigError, Problem, ProblemDetails, ProblemKind, Problems, Warning};
 pub use quick::{QuickDirectory, QuickExport};
 pub use shown::{first_of, word_of};
 pub use size::{Size, SizeError};

@@ -542,6 +542,47 @@ pub enum ProblemKind {
     },
 }
 
+/// A problem in parts, as far as it has such.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProblemDetails {
+    /// What was written.
+    pub value: Option<String>,
+    /// What may be written.
+    pub allowed: Option<String>,
+    /// What it was most likely meant to be.
+    pub nearest: Option<String>,
+}
+
+impl ProblemKind {
+    /// The same in parts.
+    #[must_use]
+    pub fn details(&self) -> ProblemDetails {
+        let mut details = ProblemDetails::default();
+        match self {
+            Self::UnknownKey { nearest, known } => {
+                details.nearest = nearest.map(ToOwned::to_owned);
+                details.allowed = Some(known.clone());
+            }
+            Self::NotAllowed { value, allowed } => {
+                details.value = Some(value.clone());
+                details.allowed = Some(allowed.clone());
+            }
+            Self::Duplicate { value, .. }
+            | Self::Overlap { value, .. }
+            | Self::Nqn { value, .. } => {
+                details.value = Some(value.clone());
+            }
+            Self::TooMany { count, most } => {
+                details.value = Some(count.to_string());
+                details.allowed = Some(format!("at most {most}"));
+            }
+            Self::Missing(write) => details.allowed = Some((*write).to_owned()),
+            _ => {}
+        }
+        details
+    }
+}
+
 /// Something that works but an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", shown::line(&format!("{at}: {message}")))]

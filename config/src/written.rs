@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
 use crate::listen::parse_address;
-use crate::{Backing, Config, ConfigError, DEFAULT_PORT, Namespace, Nqn, Size, read_text};
+use crate::{Backing, Config, ConfigError, DEFAULT_PORT, Nqn, Size, Subsystem, read_text};
 
 /// The text of a configuration and the file that it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,9 @@ pub enum EntryValue {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EditError {
     /// What is to be changed is not in the text.
-    #[error("{0} is in no file of the configuration; expected one that `config show` shows")]
+    #[error(
+        "{0} is in no file of the configuration; expected one that `capstan-target config show` shows"
+    )]
     NotThere(String),
     /// The text has it already.
     #[error("{0} already; nothing is to be changed")]
@@ -118,15 +120,27 @@ impl Written {
         self.edit(|document| push(subsystem(document, nqn)?, "namespace", entry))
     }
 
-    /// Takes a `[[subsystem.namespace]]` out: the one that `namespace` is served as.
+    /// Takes the `[[subsystem.namespace]]` out that is served with this NSID, of a subsystem that is
+    /// `served` so. Those in memory that have no NSID in the text are given theirs, as the lowest
+    /// that is free would be another one.
     ///
     /// # Errors
     /// It is not there.
-    pub fn remove_namespace(&mut self, nqn: &Nqn, namespace: &Namespace) -> Result<(), EditError> {
+    pub fn remove_namespace(&mut self, served: &Subsystem, nsid: u32) -> Result<(), EditError> {
+        let nqn = &served.nqn;
         let mut document = self.document()?;
         let subsystem_at = subsystem_at(&mut document, nqn).ok_or_else(|| no_subsystem(nqn))?;
-        let at = namespace_at(subsystem(&mut document, nqn)?, namespace);
-        let at = at.ok_or_else(|| no_namespace(nqn, namespace))?;
+        let places = places(subsystem(&mut document, nqn)?, served);
+        let at = places.iter().position(|place| *place == Some(nsid));
+        let at = at.ok_or_else(|| no_namespace(nqn, nsid))?;
+        let all = tables(subsystem(&mut document, nqn)?, "namespace");
+        for (table, place) in all.into_iter().zip(&places) {
+            let is_open = !table.contains_key("nsid") && !table.contains_key("path");
+            if let Some(other) = place.filter(|other| is_open && *other != nsid) {
+                set(table, "nsid", Some(&EntryValue::Number(other)));
+            }
+        }
+        self.text = document.to_string();
         self.cut(document, &[("subsystem", subsystem_at), ("namespace", at)])
     }
 
@@ -136,16 +150,18 @@ impl Written {
     /// The namespace is not there.
     pub fn set_namespace(
         &mut self,
-        nqn: &Nqn,
-        namespace: &Namespace,
+        served: &Subsystem,
+        nsid: u32,
         key: &str,
         value: Option<&EntryValue>,
     ) -> Result<(), EditError> {
+        let nqn = &served.nqn;
         self.edit(|document| {
             let subsystem = subsystem(document, nqn)?;
-            let at = namespace_at(subsystem, namespace);
+            let places = places(subsystem, served);
+            let at = places.iter().position(|place| *place == Some(nsid));
             let table = at.and_then(|at| tables(subsystem, "namespace").into_iter().nth(at));
-            let table = table.ok_or_else(|| no_namespace(nqn, namespace))?;
+            let table = table.ok_or_else(|| no_namespace(nqn, nsid))?;
             set(table, key, value);
             Ok(())
         })
@@ -315,8 +331,8 @@ fn no_subsystem(nqn: &Nqn) -> EditError {
     not_there(format!("subsystem {nqn}"))
 }
 
-fn no_namespace(nqn: &Nqn, namespace: &Namespace) -> EditError {
-    not_there(format!("namespace {} of {nqn}", namespace.nsid))
+fn no_namespace(nqn: &Nqn, nsid: u32) -> EditError {
+    not_there(format!("namespace {nsid} of {nqn}"))
 }
 
 /// The tables of a list, however it is written.
@@ -400,19 +416,28 @@ fn subsystem<'d>(
     all.nth(at).ok_or_else(|| no_subsystem(nqn))
 }
 
-/// Where the namespace is written that is served as this one: by its NSID where that is written
-/// down, by its path, or as one of the same kind and size without an NSID. Of these the first has
-/// the lowest one.
-fn namespace_at(subsystem: &mut dyn TableLike, namespace: &Namespace) -> Option<usize> {
-    let all = tables(subsystem, "namespace");
-    let is_it = |table: &dyn TableLike| {
-        let nsid = table.get("nsid").and_then(Item::as_integer);
-        match nsid {
-            Some(nsid) => nsid == i64::from(namespace.nsid),
-            None => !namespace.nsid_is_written && is_on(table, &namespace.backing),
-        }
-    };
-    all.into_iter().position(|table| is_it(table))
+/// The NSID that each namespace of the text is served with, where it is: the one that is written
+/// down, or that of a namespace which is on the same. Of several in memory of one size, the first
+/// has the lowest.
+fn places(text: &mut dyn TableLike, served: &Subsystem) -> Vec<Option<u32>> {
+    let all = tables(text, "namespace");
+    let written: Vec<_> = all.iter().map(|table| nsid_of(*table)).collect();
+    let mut left: Vec<_> = served.namespaces.iter().collect();
+    left.retain(|namespace| !written.contains(&Some(namespace.nsid)));
+    let each = all.into_iter().zip(&written).map(|(table, nsid)| {
+        nsid.or_else(|| {
+            let at = left
+                .iter()
+                .position(|namespace| is_on(table, &namespace.backing))?;
+            Some(left.remove(at).nsid)
+        })
+    });
+    each.collect()
+}
+
+fn nsid_of(table: &dyn TableLike) -> Option<u32> {
+    let nsid = table.get("nsid").and_then(Item::as_integer)?;
+    u32::try_from(nsid).ok()
 }
 
 fn is_on(table: &dyn TableLike, backing: &Backing) -> bool {

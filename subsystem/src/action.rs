@@ -216,6 +216,9 @@ pub enum DisconnectReason {
     /// The operator removed the subsystem, or this port from it.
     #[error("the subsystem is no longer offered on this port")]
     SubsystemRemoved,
+    /// The operator ended the association; the host may connect again.
+    #[error("the operator has disconnected the host (`capstan-target connection disconnect`)")]
+    Operator,
     /// The host deleted this queue with a Disconnect command.
     #[error("queue deleted by the host (Disconnect command)")]
     DisconnectCommand,

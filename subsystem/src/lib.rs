@@ -74,8 +74,9 @@ pub use config::{
     Transport,
 };
 pub use control::{
-    AdminOutcome, AdminRequest, AdminStep, AllocationQuery, CmRefusal, ConnectOutcome,
-    ConnectRequest, ControlOutcome, Excess, QueueSizes, Settle, Share, Stock, Target,
+    AdminOutcome, AdminRequest, AdminStep, AllocationQuery, AssociationReport, CmRefusal,
+    ConnectOutcome, ConnectRequest, ControlOutcome, Excess, QueueSizes, Settle, Share, Stock,
+    Target,
 };
 pub use controller::{ControllerEvent, ControllerState};
 pub use counters::{NamespaceCounters, QueueCounters};

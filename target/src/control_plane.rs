@@ -12,12 +12,13 @@ use capstan_reactor::log::LastLines;
 use capstan_reactor::{Clock, MailboxError, Sender};
 use capstan_storage::{IoError, OpenError};
 use capstan_subsystem::{
-    Action, AllocationQuery, BackendId, ConnId, DisconnectReason, Event, FlushId, Target,
+    Action, AllocationQuery, BackendId, ConnId, DisconnectReason, Event, FlushId, PortId, Target,
 };
 
 use crate::allocation::Allocations;
 use crate::io_path::{LookingUp, Offered};
 use crate::limits::MAILBOX_BOUND;
+use crate::listening::Listening;
 use crate::lost::{Lost, Noted, Said, What};
 use crate::media::{Change, Media};
 use crate::plan::Export;
@@ -43,6 +44,10 @@ pub(crate) enum Message {
     CloseVolume(BackendId),
     /// What a volume had lost is cleared: the next loss is news.
     LossCleared(BackendId),
+    /// Listen at another address: for reactor 0.
+    Listen(Box<Listening>),
+    /// Listen at no address of this port any more: for reactor 0.
+    StopListening(PortId),
     /// The next timer of the controllers has moved: reactor 0 looks again.
     TimerMoved,
     /// Take no more connections, let commands end, then stop.

@@ -7,13 +7,13 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use capstan_config::{
-    Config, Problems, ProviderChoice, QuickDirectory, QuickExport, Transports, first_of,
+    Config, Problems, ProviderChoice, QuickDirectory, QuickExport, Transports, Written, first_of,
 };
 use capstan_doctor::{Machine, Summary, Verdict};
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
-use capstan_target::doctor::Written;
+use capstan_target::operate::{self, Operation};
 use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
 use clap::error::ErrorKind;
@@ -90,7 +90,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn run_command(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Serve(options) => run(&options.source),
+        Command::Serve(options) => run(&options.source, options.control_socket.as_deref()),
         // These serve nobody: a signal may end them where they are.
         Command::Check { config } => check(&config),
         Command::Doctor(options) => examine(&options),
@@ -102,13 +102,25 @@ fn run_command(command: Command) -> anyhow::Result<()> {
             )
         }),
         Command::Open { paths } => Ok(answers::open(&paths)?),
+        Command::Status(of) => operate::run(Operation::Status(of), print),
+        Command::Reload(of) => operate::run(Operation::Reload(of), print),
+        Command::Stop(of) => operate::run(Operation::Stop(of), print),
+        Command::Subsystem(of) => operate::run(Operation::Subsystem(of), print),
+        Command::Namespace(of) => operate::run(Operation::Namespace(of), print),
+        Command::Host(of) => operate::run(Operation::Host(of), print),
+        Command::Listener(of) => operate::run(Operation::Listener(of), print),
+        Command::Export(of) => operate::run(Operation::Export(of), print),
+        Command::Connection(of) => operate::run(Operation::Connection(of), print),
+        Command::Config(of) => operate::run(Operation::Config(of), print),
+        Command::Log(of) => operate::run(Operation::Log(of), print),
+        Command::Explain(of) => operate::run(Operation::Explain(of), print),
     }
 }
 
-fn run(source: &Source) -> anyhow::Result<()> {
+fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {
     // Before there is anything that a signal would cut short.
     let held = Held::hold().context("starting the thread that holds signals during the start")?;
-    let mut config = config(source)?;
+    let (mut config, written) = written(source)?;
     room::check_threads(&config)?;
     let last_lines =
         log::start(config.target.log.as_str()).context("starting the threads of the log")?;
@@ -120,10 +132,18 @@ fn run(source: &Source) -> anyhow::Result<()> {
     for warning in first_of(&room::check(&numbered, in_words_of(source))?) {
         tracing::warn!("{warning}");
     }
-    // What came from stdin is gone.
-    let file = source.config.as_deref();
-    let file = file.filter(|file| file.as_os_str() != "-");
-    serve::serve(&config, file, held, &last_lines)
+    serve::serve(&config, written, control_socket, held, &last_lines)
+}
+
+/// A configuration, and the text that says it.
+fn written(source: &Source) -> anyhow::Result<(Config, Written)> {
+    let Some(file) = &source.config else {
+        let config = quick(source)?;
+        let text = Written::of_text(config.to_toml(false));
+        return Ok((config, text));
+    };
+    let written = Written::read(file)?;
+    Ok((written.config()?, written))
 }
 
 /// Names the options of a quick export where a configuration file would have fields.
@@ -266,8 +286,8 @@ fn examine(options: &Doctor) -> anyhow::Result<()> {
     };
     let config = config.as_ref().map(Result::as_ref);
     let written = match source.is_quick() {
-        true => Written::InOptions,
-        false => Written::InFile,
+        true => doctor::Written::InOptions,
+        false => doctor::Written::InFile,
     };
     let mut checks = doctor::checks(&Machine::here(), config, written);
     checks.extend(doctor::of_silent(silent, Verdict::Error));

@@ -1,5 +1,6 @@
 //! From a checked configuration to what the parts need: opened volumes, and the subsystems.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,14 +8,12 @@ use anyhow::Context as _;
 use capstan_config::{
     Access, Backing, Config, DirectIo, LbaSize, MemoryPlan, Namespace, Subsystem,
 };
-use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
 use capstan_storage::{Geometry, OpenError, Store, VolumeSpec};
 use capstan_subsystem::{
-    BackendId, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
-    TargetConfig,
+    BackendId, HostPolicy, NamespaceConfig, PortId, SubsystemConfig, Target, TargetConfig,
 };
 
 use crate::identities::{Identities, Identity};
@@ -22,6 +21,8 @@ use crate::instance;
 use crate::io_path::discovery_controllers;
 use crate::lba_size::{LbaSizes, out_of_reach};
 use crate::limits::{IN_CAPSULE_BYTES, STRANGER_RECEIVES, UNFINISHED_TIMEOUT};
+use crate::listening::port_config;
+use crate::ports::Ports;
 use crate::unfinished;
 
 /// LBA size of RAM and null volumes that say nothing else, in bytes.
@@ -64,22 +65,14 @@ pub(crate) fn build(
         ..TargetConfig::default()
     };
     let mut target = Target::new(bounds, Clock.now_us())?;
-    for (at, (listener, kind)) in config.listeners.iter().zip(providers).enumerate() {
-        target.add_port(PortConfig {
-            id: port_id(at),
-            address: listener.address,
-            rdma: listener.transports.rdma.then_some(match kind {
-                ProviderKind::Iwarp => RdmaProviderType::IWARP,
-                // Which kind of device it is shows when a host connects; a wildcard has several.
-                ProviderKind::Verbs => RdmaProviderType::NOT_SPECIFIED,
-            }),
-            tcp: listener.transports.tcp,
-            tcp_port: None,
-        })?;
+    let ports = Ports::new(&config.listeners);
+    let numbers = ports.in_order(&config.listeners);
+    for ((listener, kind), id) in config.listeners.iter().zip(providers).zip(numbers) {
+        target.add_port(port_config(id, listener, *kind))?;
     }
     let mut exports = Vec::new();
     for subsystem in &config.subsystems {
-        target.add_subsystem(subsystem_config(subsystem, config))?;
+        target.add_subsystem(subsystem_config(subsystem, ports.ids()))?;
         for namespace in &subsystem.namespaces {
             let backend = BackendId(u32::try_from(exports.len())?);
             let opening = Opening {
@@ -161,11 +154,6 @@ pub(crate) fn queue_pool_bytes(plan: &MemoryPlan) -> u64 {
     plan.queue_bytes / plan.reactors.max(1) + plan.strangers_per_reactor * stranger_receives
 }
 
-/// The port of the `at`th listener. PORTID 0 is avoided: some hosts take it for "none".
-pub(crate) fn port_id(at: usize) -> PortId {
-    PortId(u16::try_from(at + 1).unwrap_or(u16::MAX))
-}
-
 /// Who may use a subsystem.
 pub(crate) fn host_policy(access: &Access) -> HostPolicy {
     match access {
@@ -174,8 +162,8 @@ pub(crate) fn host_policy(access: &Access) -> HostPolicy {
     }
 }
 
-/// A subsystem on all listeners, without its namespaces.
-pub(crate) fn subsystem_config(subsystem: &Subsystem, config: &Config) -> SubsystemConfig {
+/// A subsystem at these ports, without its namespaces.
+pub(crate) fn subsystem_config(subsystem: &Subsystem, ports: BTreeSet<PortId>) -> SubsystemConfig {
     SubsystemConfig {
         nqn: subsystem.nqn.clone(),
         serial: subsystem.serial.clone(),
@@ -183,7 +171,7 @@ pub(crate) fn subsystem_config(subsystem: &Subsystem, config: &Config) -> Subsys
         firmware: env!("CARGO_PKG_VERSION").to_owned(),
         ieee_oui: [0; 3],
         hosts: host_policy(&subsystem.access),
-        ports: (0..config.listeners.len()).map(port_id).collect(),
+        ports,
         end_older_association: subsystem.end_older_association,
     }
 }

@@ -5,6 +5,7 @@ use capstan_config::{Config, Listener, ProviderChoice};
 use capstan_rdma::{ChoiceError, ProviderKind, ProviderPreference};
 
 /// The provider of a listener.
+#[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) kind: ProviderKind,
     pub(crate) why: String,

@@ -1,5 +1,5 @@
-//! SIGHUP: what differs between the configuration that is served and the one in the file now is
-//! carried out while hosts are connected. Either all of it is, or nothing.
+//! What differs between the configuration that is served and the one that is wanted, by SIGHUP and
+//! by the control socket (`steering`), is carried out while hosts are connected. Either all of it is, or nothing.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,16 +11,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Backing, Config, Namespace, Nqn, first_of};
-use capstan_subsystem::{BackendId, NamespaceConfig};
+use capstan_subsystem::{BackendId, NamespaceConfig, PortId};
 
 use crate::answers;
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
 use crate::lba_size::{LbaSizes, Unknown};
 use crate::limits::OPEN_TIMEOUT;
+use crate::listening;
 use crate::nfs::Files;
 use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
+use crate::ports::Ports;
 use crate::room;
 use difference::{Difference, difference, find};
 use replaced::Replaced;
@@ -45,6 +47,8 @@ pub(crate) struct Served {
     identities: Identities,
     /// What NFS clients get, where there is an export.
     nfs: Option<Files>,
+    /// Which port each listener is.
+    ports: Ports,
     /// Configured, and not served since the start, as their LBA sizes cannot be known.
     unknown: Vec<Unknown>,
     /// Whether exports that do not answer are being asked again.
@@ -59,6 +63,15 @@ enum Step {
     TakeOut,
 }
 
+/// What a reload has done, in words.
+#[derive(Debug)]
+pub(crate) struct Reloaded {
+    /// Counts of what was changed.
+    pub(crate) summary: String,
+    /// What has happened to namespaces, a line each.
+    pub(crate) namespaces: Vec<String>,
+}
+
 /// A namespace that is about to be shown: its volume, and what hosts see of it.
 struct Prepared {
     subnqn: Nqn,
@@ -71,6 +84,7 @@ impl Served {
     /// those that are `unknown`.
     pub(crate) fn new(
         config: &Config,
+        ports: Ports,
         unknown: Vec<Unknown>,
         lba_sizes: LbaSizes,
         identities: Identities,
@@ -94,24 +108,34 @@ impl Served {
             lba_sizes,
             identities,
             nfs,
+            ports,
             unknown,
             asks_exports: false,
         }
     }
 
-    /// Reads the file again and carries out what has changed. Returns it in words.
+    /// The port of each listener of [`config`](Self::config), in its order.
+    pub(crate) fn ports(&self) -> Vec<PortId> {
+        self.ports.in_order(&self.config.listeners)
+    }
+
+    /// What is served.
+    pub(crate) const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Carries out what is different in `written`. Returns it in words.
     ///
     /// # Errors
-    /// The file is not in order, something cannot be opened, or the change needs a restart. Then
+    /// Something cannot be opened, or the change needs a restart. Then
     /// what was served is served as before; but for files that have exchanged their names, which
     /// are taken out before they can be opened: what can be checked before that is.
     pub(crate) fn reload(
         &mut self,
-        file: &Path,
+        mut written: Config,
         control: &Arc<ControlPlane>,
         reactors: usize,
-    ) -> anyhow::Result<String> {
-        let mut written = Config::from_file(file)?;
+    ) -> anyhow::Result<Reloaded> {
         for line in answers::take_out_silent_exports(&mut written) {
             tracing::error!("{line}");
         }
@@ -137,11 +161,15 @@ impl Served {
         let then = self.carry_out(&written, control, reactors, Step::Whole);
         let then = then.with_context(|| {
             format!(
-                "files had exchanged their names, and their namespaces were taken out ({first}); they are not put back: a reload tries \
-                 again"
+                "files had exchanged their names, and their namespaces were taken out ({}); they are not put back: a reload tries \
+                 again",
+                first.summary
             )
         })?;
-        Ok(format!("{first}, and then {then}"))
+        Ok(Reloaded {
+            summary: format!("{}, and then {}", first.summary, then.summary),
+            namespaces: [first.namespaces, then.namespaces].concat(),
+        })
     }
 
     /// Carries out what is different in `written`.
@@ -151,7 +179,7 @@ impl Served {
         control: &Arc<ControlPlane>,
         reactors: usize,
         step: Step,
-    ) -> anyhow::Result<String> {
+    ) -> anyhow::Result<Reloaded> {
         let (wanted, difference, replaced) =
             self.compare(written, &control.media().replaceable())?;
         self.check_files_are_free(&difference, |_| true)?;
@@ -184,10 +212,19 @@ impl Served {
                  again; nothing was changed"
             ),
         });
-        if let Err(error) = opened {
-            close(exports.iter().map(|export| export.backend), control);
-            return Err(error);
-        }
+        let listens = opened.and_then(|()| {
+            listening::check(&self.config.listeners, &wanted.listeners)?;
+            listening::change(control, &mut self.ports, &wanted.listeners)
+        });
+        let ports_gone = match listens {
+            Ok(gone) => gone,
+            Err(error) => {
+                close(exports.iter().map(|export| export.backend), control);
+                // One that was in the way is another port now.
+                offer(&self.ports, &self.config, control)?;
+                return Err(error);
+            }
+        };
         let removed: Vec<_> = difference
             .namespaces_removed
             .iter()
@@ -208,7 +245,11 @@ impl Served {
             self.backends.insert(name, shown.backend);
             control.backend_opened(export);
         }
-        show(&wanted, &difference, prepared, control)?;
+        listening::remove(control, &mut self.ports, &ports_gone);
+        show(&self.ports, &difference, prepared, control)?;
+        if !difference.listeners.is_empty() {
+            offer(&self.ports, &wanted, control)?;
+        }
         control.tell_of_lost();
         // The queues have their new tables in the mailbox before this.
         close(removed.into_iter(), control);
@@ -223,8 +264,10 @@ impl Served {
                     .count();
             }
         }
-        for line in difference
-            .of_namespaces()
+        let namespaces: Vec<_> = difference.of_namespaces().collect();
+        for line in namespaces
+            .iter()
+            .cloned()
             .chain(numbers_kept(written, &wanted))
         {
             tracing::info!("{line}");
@@ -235,6 +278,9 @@ impl Served {
         self.opened.follow(&wanted, is_added);
         let again = exports::absent_and_served(&self.config, &wanted);
         let silent = exports::absent_and_served(&wanted, &self.config);
+        if wanted.target.log != self.config.target.log {
+            crate::log::set_level(wanted.target.log.as_str());
+        }
         self.config = wanted;
         let resized = control.look_at_media();
         let away = control.media().away();
@@ -271,7 +317,10 @@ impl Served {
                 "namespaces that go on with what is not at its path any more: {count}"
             ));
         }
-        Ok(words.join(", "))
+        Ok(Reloaded {
+            summary: words.join(", "),
+            namespaces,
+        })
     }
 
     /// What is written with an NSID for each namespace, and what that changes, with what another
@@ -472,9 +521,19 @@ fn close(backends: impl Iterator<Item = BackendId>, control: &ControlPlane) {
     }
 }
 
+/// Offers every subsystem at every port.
+fn offer(ports: &Ports, config: &Config, control: &ControlPlane) -> anyhow::Result<()> {
+    let ids = ports.ids();
+    let offered = control.with(|target| {
+        let mut subsystems = config.subsystems.iter();
+        subsystems.try_for_each(|of| target.set_ports(&of.nqn, &ids))
+    });
+    offered.context("the controllers do not take the change: restart the target")
+}
+
 /// Changes what hosts see, in one step.
 fn show(
-    wanted: &Config,
+    ports: &Ports,
     difference: &Difference,
     prepared: Vec<Prepared>,
     control: &ControlPlane,
@@ -490,7 +549,7 @@ fn show(
                 }
             }
             for subsystem in &difference.subsystems_added {
-                target.add_subsystem(subsystem_config(subsystem, wanted))?;
+                target.add_subsystem(subsystem_config(subsystem, ports.ids()))?;
             }
             for (nqn, access) in &difference.hosts_changed {
                 target.set_hosts(nqn, host_policy(access))?;

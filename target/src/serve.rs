@@ -8,22 +8,21 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Config, MemoryPlan, Reactors};
-use capstan_doctor::Machine;
+use capstan_config::{Config, MemoryPlan, Reactors, Written};
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
-use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::text::Count;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
-use capstan_subsystem::Target;
+use capstan_subsystem::{PortId, Target};
 use capstan_transport::tcp::NVME_TCP;
 use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::TcpWire;
 use capstan_transport::wires;
 use nix::sys::resource::{Resource, getrlimit};
 use rustc_hash::FxHashMap;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
@@ -33,18 +32,19 @@ use crate::limits::{
     CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
     TRANSFER_BYTES_MAX, closing_sockets,
 };
-use crate::listen_error::cannot_listen;
+use crate::listening;
 use crate::lost;
 use crate::media::Watch;
 use crate::nfs::{self, NfsServer};
-use crate::plan::{Export, build, port_id, queue_pool_bytes};
+use crate::plan::{Export, build, queue_pool_bytes};
+use crate::ports::Ports;
 use crate::providers::{Chosen, choose_all};
-use crate::reload::{Served, clear_lost, numbers_kept};
+use crate::reload::{Served, numbers_kept};
 use crate::rings;
 use crate::scheduling;
-use crate::signals::{self, End, Held, Reloads};
+use crate::signals::{self, Conversations, End, Held, Reloads, Waiting};
 use crate::state;
-use crate::tcp_port::{self, OWN_LISTENER, TcpPort};
+use crate::steering::{self, News, Steering, Work, socket};
 
 type ReactorThread = JoinHandle<Result<(), RunError>>;
 
@@ -59,15 +59,17 @@ pub struct Running {
     pub addresses: Vec<SocketAddr>,
 }
 
-/// Serves `config` until SIGTERM or SIGINT, then drains. SIGHUP reads `file` again, where the
-/// configuration came from one, and carries out what has changed. Signals `held` while it starts
+/// Serves `config` until SIGTERM or SIGINT, then drains. SIGHUP reads the file again that it was
+/// `written` in, where there is one, and carries out what has changed. The control socket is at
+/// `control_socket`, or where the environment says. Signals `held` while it starts
 /// are answered when it has started. `log`: of the lines that this writes.
 ///
 /// # Errors
 /// What cannot be opened, listened at or set up, with the next step.
 pub fn serve(
     config: &Config,
-    file: Option<&Path>,
+    written: Written,
+    control_socket: Option<&Path>,
     held: Held,
     log: &LastLines,
 ) -> anyhow::Result<()> {
@@ -78,19 +80,42 @@ pub fn serve(
     }
     // Before anything listens, as there may be no room for its ring.
     let runtime = rings::control(reactors(config))?;
+    // Before anything is opened, as it may have to be there.
+    let socket = socket::open(&socket::wanted(control_socket))?;
     let running = Running::start(config)?;
     let status = status(&running);
     tracing::info!("{status}");
-    let mut reloads = running.reloads(file, status.clone())?;
+    let (news, heard) = unbounded_channel();
+    let steering = Arc::new(running.steering(written, status, news));
+    let work = Work::start(&steering).context("no thread for the control socket")?;
+    let mut reloads = {
+        let steering = Arc::clone(&steering);
+        Reloads::start(move || steering.reload_by_signal()).context("no thread for reloads")?
+    };
     let status = {
         let served = running.served.lock();
         let served = served.unwrap_or_else(PoisonError::into_inner);
-        with_counts(&status, &served)
+        steering.status(&served)
     };
     let trouble = || running.control.trouble();
     let alive = || running.alive();
-    let end = signals::wait_for_end(&runtime, held, &status, trouble, alive, &mut reloads)
+    let conversations = socket.as_ref().map(|socket| Conversations {
+        listener: &socket.listener,
+        steering: &steering,
+        work,
+    });
+    let waiting = Waiting {
+        status,
+        trouble,
+        alive,
+        reloads: &mut reloads,
+        news: heard,
+        conversations,
+    };
+    let end = signals::wait_for_end(&runtime, held, waiting)
         .context("the control thread cannot wait for signals")?;
+    drop(socket);
+    steering.say_what_is_lost();
     let ending = signals::end_at_the_next();
     let control = Arc::clone(&running.control);
     let noted = control.lost_and_noted();
@@ -112,7 +137,7 @@ pub fn serve(
         ending.is_sure();
     }
     match end {
-        End::Asked(_) => control.stopped_in_order(&noted, log),
+        End::Asked(_) | End::Commanded => control.stopped_in_order(&noted, log),
         End::AskedEarly(_) => control.stopped_before_it_served(&noted),
         End::ReactorEnded => {
             bail!("a reactor ended before the target was asked to end; see the log above")
@@ -136,7 +161,7 @@ fn status(running: &Running) -> String {
 }
 
 /// With how much is served: namespaces, and exports where NFS runs.
-fn with_counts(status: &str, served: &Served) -> String {
+pub(crate) fn with_counts(status: &str, served: &Served) -> String {
     let count = |count: usize, what| Count(u64::try_from(count).unwrap_or(u64::MAX), what);
     let namespaces = count(served.namespaces(), "namespace");
     match served.exports() {
@@ -197,7 +222,8 @@ impl Running {
         control.tell_of_lost();
         // Before a client can open what hosts write.
         let files = nfs::Files::open(config)?;
-        let served = Served::new(config, unknown, lba_sizes, identities, files);
+        let ports = Ports::new(&config.listeners);
+        let served = Served::new(config, ports.clone(), unknown, lba_sizes, identities, files);
         let mut running = Self {
             control,
             reactors: Vec::new(),
@@ -217,6 +243,7 @@ impl Running {
                     exports: Arc::clone(&exports),
                     providers: Arc::clone(&providers),
                     config: config.clone(),
+                    ports: ports.in_order(&config.listeners),
                     plan,
                 };
                 let (handle, addresses) = part.spawn()?;
@@ -261,31 +288,21 @@ impl Running {
         nfs && self.reactors.iter().all(|reactor| !reactor.is_finished())
     }
 
-    /// The thread that reads `file` again and carries out what has changed. What systemd is told is
-    /// `status`.
-    fn reloads(&self, file: Option<&Path>, status: String) -> anyhow::Result<Reloads> {
-        let (served, control) = (Arc::clone(&self.served), Arc::clone(&self.control));
-        let (reactors, file) = (self.reactors.len(), file.map(Path::to_owned));
-        let work = move || {
-            let all = &served;
-            let mut served = all.lock().unwrap_or_else(PoisonError::into_inner);
-            let reloaded = reload(&mut served, file.as_deref(), &control, reactors);
-            if let Err(error) = nfs::ask_again(all, &mut served) {
-                tracing::error!("{}: {error}", nfs::NO_THREAD_TO_ASK);
-            }
-            match reloaded {
-                Ok(changes) => {
-                    tracing::info!("configuration reloaded: {changes}");
-                    with_counts(&status, &served)
-                }
-                Err(error) => {
-                    tracing::error!("the configuration was not reloaded: {error:#}");
-                    let status = with_counts(&status, &served);
-                    format!("{status}; the last reload failed, see the log")
-                }
-            }
-        };
-        Reloads::start(work).context("no thread for reloads")
+    /// How it is steered: the configuration was `written` so, and `status` says where it listens.
+    fn steering(&self, written: Written, status: String, news: UnboundedSender<News>) -> Steering {
+        Steering::new(steering::Parts {
+            served: Arc::clone(&self.served),
+            control: Arc::clone(&self.control),
+            reactors: self.reactors.len(),
+            written,
+            listening: status,
+            nfs_addresses: self
+                .nfs_addresses()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+            news,
+        })
     }
 
     /// Stops listening, lets commands in flight end, disconnects, and joins the reactors.
@@ -313,32 +330,6 @@ impl Running {
                 .context("a reactor ended")?;
         }
         files
-    }
-}
-
-/// Reads the configuration again and carries out what has changed.
-fn reload(
-    served: &mut Served,
-    file: Option<&Path>,
-    control: &Arc<ControlPlane>,
-    reactors: usize,
-) -> anyhow::Result<String> {
-    let words = match clear_lost(control, reactors)? {
-        0 => None,
-        cleared => Some(format!("lost writes cleared of volumes: {cleared}")),
-    };
-    match (file, words) {
-        (None, Some(words)) => Ok(words),
-        (None, None) => bail!(
-            "there is no file to read again: the target was started with --export or --config -"
-        ),
-        (Some(file), words) => {
-            let changes = served.reload(file, control, reactors)?;
-            Ok(match words {
-                Some(words) => format!("{words}, {changes}"),
-                None => changes,
-            })
-        }
     }
 }
 
@@ -392,6 +383,8 @@ struct Starting {
     exports: Arc<Vec<Export>>,
     providers: Arc<Vec<Chosen>>,
     config: Config,
+    /// Of each listener.
+    ports: Vec<PortId>,
     plan: MemoryPlan,
 }
 
@@ -479,6 +472,7 @@ impl Starting {
                     .context("no epoll for NVMe/TCP")?,
                 closing_sockets_max: closing_sockets(reactors(&self.config), descriptors),
             },
+            kinds: kinds.into_iter().collect(),
             engine,
             volumes,
             data,
@@ -488,7 +482,18 @@ impl Starting {
             zeroes: zeroes.transpose()?,
         });
         let addresses = match self.reactor {
-            0 => listen(&mut path, &control, &self.config, &self.providers, &kinds)?,
+            0 => self
+                .providers
+                .iter()
+                .zip(listeners)
+                .zip(&self.ports)
+                .try_fold(Vec::new(), |mut all, ((chosen, listener), port)| {
+                    let of = (listener, chosen);
+                    all.extend(listening::listen(
+                        &mut path, &control, listeners, of, *port,
+                    )?);
+                    anyhow::Ok(all)
+                })?,
             _ => Vec::new(),
         };
         Ok((path, addresses))
@@ -507,61 +512,4 @@ impl Starting {
             tracing::warn!("disk I/O goes without fixed buffers, a little slower: {reason}");
         }
     }
-}
-
-/// Listens at every listener of the configuration, with connection managers of `kinds` in that
-/// order. Returns the addresses, with the ports that the kernel chose.
-fn listen(
-    path: &mut IoPath,
-    control: &ControlPlane,
-    config: &Config,
-    providers: &[Chosen],
-    kinds: &BTreeSet<ProviderKind>,
-) -> anyhow::Result<Vec<SocketAddr>> {
-    let fabric_of = |kind: ProviderKind| kinds.iter().take_while(|other| **other != kind).count();
-    let sockets = fabric_of(ProviderKind::Iwarp);
-    let mut addresses = Vec::new();
-    let listeners = config.listeners.iter().zip(providers);
-    for (at, (listener, Chosen { kind, why })) in listeners.enumerate() {
-        let (port, transports) = (port_id(at), listener.transports);
-        let bound = path
-            .listen(fabric_of(*kind), listener.address, port, transports.rdma)
-            .map_err(|error| cannot_listen(listener.address, error))?;
-        if transports.rdma {
-            let provider = kind.name();
-            tracing::info!(address = %bound, provider, "listening for NVMe/RDMA by {provider} ({why})");
-        }
-        control.with(|target| target.set_port_address(port, bound))?;
-        addresses.push(bound);
-        if !transports.tcp {
-            continue;
-        }
-        let taken = match kind {
-            ProviderKind::Iwarp => TcpPort::Same,
-            ProviderKind::Verbs => {
-                let machine = Machine::here();
-                tcp_port::take(&machine, &config.listeners, bound, transports, |address| {
-                    path.listen(sockets, address, port, false)
-                })
-                .map_err(|(address, error)| {
-                    let next = format!("NVMe/TCP needs a port of its own: {OWN_LISTENER}");
-                    cannot_listen(address, error).context(next)
-                })?
-            }
-        };
-        match taken {
-            TcpPort::Same => tracing::info!(address = %bound, "listening for NVMe/TCP"),
-            TcpPort::Next(next, why) => {
-                tracing::info!(address = %next, "listening for NVMe/TCP: {why}");
-                control.with(|target| target.set_tcp_port(port, next.port()))?;
-                addresses.push(next);
-            }
-            TcpPort::None(why) => {
-                tracing::info!(address = %bound, "no NVMe/TCP there: {why}; {OWN_LISTENER}");
-                let rdma = Some(RdmaProviderType::NOT_SPECIFIED);
-                control.with(|target| target.set_port_transports(port, rdma, false))?;
-            }
-        }
-    }
-    Ok(addresses)
 }

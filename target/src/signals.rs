@@ -4,6 +4,8 @@
 use std::fmt;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -18,9 +20,11 @@ use nix::unistd::pipe2;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinHandle as JoinTask;
 use tokio_uring::Runtime;
 
 use crate::limits::{RELOAD_PATIENCE, STATUS_CHARS_MAX};
+use crate::steering::{self, News, Steering, Work};
 
 /// How long after SIGTERM or SIGINT the start of a target may go on, and be drained in order.
 const START_PATIENCE_MS: u16 = 1500;
@@ -32,6 +36,8 @@ pub(crate) enum End {
     Asked(Signal),
     /// It came before that.
     AskedEarly(Signal),
+    /// The control socket asked for it.
+    Commanded,
     /// Nobody asked for it.
     ReactorEnded,
 }
@@ -40,6 +46,7 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Asked(signal) | Self::AskedEarly(signal) => f.write_str(signal.as_str()),
+            Self::Commanded => f.write_str("asked to stop by the control socket"),
             Self::ReactorEnded => f.write_str("a reactor ended"),
         }
     }
@@ -273,21 +280,39 @@ impl Reloads {
     }
 }
 
-/// Waits until the process is asked to end: SIGTERM, SIGINT, or `ended` when a reactor has failed.
-/// SIGHUP asks for a reload. Tells systemd that the service is ready
-/// (again), what `status` it has and what `trouble` there is with media, and feeds its watchdog
-/// while every reactor is alive. Signals `held` until now are answered
-/// first.
+/// What the control thread has to do until the target ends.
+pub(crate) struct Waiting<'w, T, A> {
+    /// What systemd is told.
+    pub(crate) status: String,
+    /// What there is with media.
+    pub(crate) trouble: T,
+    /// Whether every reactor is alive.
+    pub(crate) alive: A,
+    pub(crate) reloads: &'w mut Reloads,
+    /// What changes tell.
+    pub(crate) news: UnboundedReceiver<News>,
+    /// Those on the control socket, where there is one.
+    pub(crate) conversations: Option<Conversations<'w>>,
+}
+
+/// What the control socket is served with.
+pub(crate) struct Conversations<'w> {
+    pub(crate) listener: &'w UnixListener,
+    pub(crate) steering: &'w Arc<Steering>,
+    pub(crate) work: Work,
+}
+
+/// Waits until the process is asked to end: SIGTERM, SIGINT, the control socket, or when a reactor
+/// has failed. SIGHUP asks for a reload. Tells systemd that the service is ready
+/// (again), what status it has and what trouble there is with media, and feeds its watchdog
+/// while every reactor is alive. Signals `held` until now are answered first.
 ///
 /// # Errors
 /// The signal handlers cannot be set up; a reload panicked.
-pub(crate) fn wait_for_end(
+pub(crate) fn wait_for_end<T: Fn() -> Option<String>, A: FnMut() -> bool>(
     runtime: &Runtime,
     held: Held,
-    status: &str,
-    trouble: impl Fn() -> Option<String>,
-    mut alive: impl FnMut() -> bool,
-    reloads: &mut Reloads,
+    mut waiting: Waiting<'_, T, A>,
 ) -> io::Result<End> {
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
@@ -298,29 +323,34 @@ pub(crate) fn wait_for_end(
             false => End::Asked,
         };
         drop(held);
-        let mut status = status.to_owned();
-        let mut told = with_trouble(&status, trouble());
+        let conversations = waiting.conversations.take().map(Conversations::start);
+        let conversations = conversations.transpose()?;
+        let mut told = with_trouble(&waiting.status, (waiting.trouble)());
         notify(&[NotifyState::Ready, NotifyState::Status(&told)]);
         let mut beat = tokio::time::interval(beat_interval());
-        let signal = loop {
+        let end = loop {
             tokio::select! {
-                _ = terminate.recv() => break Signal::SIGTERM,
-                _ = interrupt.recv() => break Signal::SIGINT,
+                _ = terminate.recv() => break asked(Signal::SIGTERM),
+                _ = interrupt.recv() => break asked(Signal::SIGINT),
                 _ = hangup.recv() => {
                     notify(&[NotifyState::Reloading]);
-                    reloads.ask();
+                    waiting.reloads.ask();
                 }
-                reloaded = reloads.done() => {
-                    status = reloaded?;
-                    told = with_trouble(&status, trouble());
+                reloaded = waiting.reloads.done() => {
+                    waiting.status = reloaded?;
+                    told = with_trouble(&waiting.status, (waiting.trouble)());
                     notify(&[NotifyState::Ready, NotifyState::Status(&told)]);
                 }
+                Some(news) = waiting.news.recv() => match news {
+                    News::Stop => break End::Commanded,
+                    News::Status(status) => waiting.status = status,
+                },
                 _ = beat.tick() => {
-                    if !alive() {
+                    if !(waiting.alive)() {
                         return Ok(End::ReactorEnded);
                     }
                     notify(&[NotifyState::Watchdog]);
-                    let now = with_trouble(&status, trouble());
+                    let now = with_trouble(&waiting.status, (waiting.trouble)());
                     if now != told {
                         notify_status(&now);
                         told = now;
@@ -328,10 +358,25 @@ pub(crate) fn wait_for_end(
                 }
             }
         };
+        if let Some(conversations) = conversations {
+            conversations.abort();
+        }
         // It waits for `end_at_the_next`.
         hold_the_next()?;
-        Ok(asked(signal))
+        Ok(end)
     })
+}
+
+impl Conversations<'_> {
+    fn start(self) -> io::Result<JoinTask<io::Result<()>>> {
+        let listener = self.listener.try_clone()?;
+        let steering = Arc::clone(self.steering);
+        Ok(tokio_uring::spawn(steering::serve(
+            listener,
+            steering,
+            Rc::new(self.work),
+        )))
+    }
 }
 
 /// What systemd is told, of a length that it takes.

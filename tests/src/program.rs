@@ -198,6 +198,8 @@ impl Daemon {
             .arg(program("capstan-target"))
             .arg("serve")
             .args(args)
+            // Only those that a test names one for.
+            .env("CAPSTAN_CONTROL_SOCKET", "none")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 use capstan_tests::program::{has_tools, program, shell};
 
 /// The crates whose messages people read.
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 12] = [
     "config",
+    "control",
     "doctor",
     "initiator",
     "initiator/cli",
@@ -24,7 +25,9 @@ const CRATES: [&str; 11] = [
 ];
 
 /// What stands for a value in a quoted command, and a value.
-const VALUES: [(&str, &str); 14] = [
+const VALUES: [(&str, &str); 16] = [
+    ("{command}", "stop"),
+    ("{what}", "namespace"),
     ("{way}{nsid}", "-a ::1 -n nqn.a"),
     ("{way}", "-a ::1 -n nqn.a"),
     ("{at}", "-a ::1"),
@@ -61,7 +64,15 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 76] = [
+const STEPS: [(&str, Step); 78] = [
+    (
+        "systemctl start capstan-target",
+        Tool("it starts a service of this machine"),
+    ),
+    (
+        "usermod -aG capstan USER",
+        Tool("it changes a user of this machine"),
+    ),
     (
         "mkdir --parents {}",
         In("tests/tests/exports.rs", "Command::new(\"mkdir\")"),

@@ -95,9 +95,15 @@ fn namespaces_come_and_go_under_a_connected_host() {
     // What is not in order changes nothing, nor does what needs a restart.
     std::fs::write(&file, "[[subsystem]]").expect("written");
     reload(&daemon, "the configuration was not reloaded");
-    configure(folder, SocketAddr::new(at.ip(), at.port() + 1), &[1], any);
+    configure(folder, at, &[1], any);
+    let toml = std::fs::read_to_string(&file).expect("the configuration");
+    let toml = toml.replace("reactors = 2", "reactors = 1");
+    std::fs::write(&file, toml).expect("written");
     let why = reload(&daemon, "the configuration was not reloaded");
-    assert!(why.contains("a change of [[listener]] from "), "{why}");
+    assert!(
+        why.contains("a change of target.reactors from 2 to 1"),
+        "{why}"
+    );
     sees(&controller, &[1, 2, 7]);
     let mut read = [0; 4096];
     seventh.blocking().read(0, &mut read).expect("reads");

@@ -84,18 +84,15 @@ fn a_namespace_comes_behind_the_last_one_of_its_subsystem() {
 #[test]
 fn what_is_taken_out_takes_its_own_comment_along_and_nothing_else() {
     let mut written = written();
-    let served = |written: &Written, at: usize| {
-        let config = written.config().unwrap();
-        config.subsystems[at].namespaces.clone()
-    };
-    let first = served(&written, 0)[0].clone();
-    written.remove_namespace(&nqn("a"), &first).unwrap();
+    let of = |written: &Written, at: usize| written.config().unwrap().subsystems.swap_remove(at);
+    let served = |written: &Written, at: usize| of(written, at).namespaces;
+    let before = of(&written, 0);
+    written.remove_namespace(&before, 1).unwrap();
     let (come, gone) = lines(FILE, written.text());
     let first = ["# Fast.".to_owned(), "ram = \"1MiB\"".to_owned()];
     assert_eq!((come, gone), (vec![], first.to_vec()));
     assert_eq!(served(&written, 0)[0].nsid, 7);
-    let second = served(&written, 0)[0].clone();
-    written.remove_namespace(&nqn("a"), &second).unwrap();
+    written.remove_namespace(&of(&written, 0), 7).unwrap();
     assert!(
         !written.text().contains("for measuring"),
         "{}",
@@ -104,14 +101,7 @@ fn what_is_taken_out_takes_its_own_comment_along_and_nothing_else() {
     assert!(written.text().contains("# The second one."));
     assert_eq!(written.config().unwrap().subsystems[0].namespaces, []);
     // Of two without an NSID, by what they are on.
-    let inline = served(&written, 1)[1].clone();
-    assert_eq!(
-        inline.backing,
-        Backing::Ram {
-            size_bytes: 1 << 20
-        }
-    );
-    written.remove_namespace(&nqn("b"), &inline).unwrap();
+    written.remove_namespace(&of(&written, 1), 2).unwrap();
     assert_eq!(served(&written, 1).len(), 1, "{}", written.text());
     assert_eq!(
         served(&written, 1)[0].backing,
@@ -129,6 +119,33 @@ fn what_is_taken_out_takes_its_own_comment_along_and_nothing_else() {
          address = \"127.0.0.1\"\n\n# Nothing below this line.\n"
     );
     assert!(written.remove_subsystem(&nqn("a")).is_err());
+}
+
+#[test]
+fn those_that_stay_keep_their_numbers() {
+    let text = "[[listener]]\naddress = \"::1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\n\
+                allow_any_host = true\n[[subsystem.namespace]]\nram = \"1MiB\"\n[[subsystem.namespace]]\n\
+                # the second\nram = \"1MiB\"\n[[subsystem.namespace]]\nram = \"2MiB\"\n";
+    let mut written = Written::of_text(text.to_owned());
+    // As the target has it, which writes all of them down.
+    let mut served = written.config().unwrap().subsystems.swap_remove(0);
+    served
+        .namespaces
+        .iter_mut()
+        .for_each(|namespace| namespace.nsid_is_written = true);
+    written.remove_namespace(&served, 1).unwrap();
+    let left = written.config().unwrap().subsystems.swap_remove(0);
+    assert_eq!(
+        left.namespaces,
+        served.namespaces[1..],
+        "{}",
+        written.text()
+    );
+    assert!(
+        written.text().contains("# the second\nram"),
+        "{}",
+        written.text()
+    );
 }
 
 #[test]
@@ -177,15 +194,13 @@ fn a_value_is_set_and_what_stands_behind_it_stays() {
         bare.text()
     );
     let config = written.config().unwrap();
-    let namespace = &config.subsystems[0].namespaces[1];
+    let served = &config.subsystems[0];
     let yes = EntryValue::Bool(true);
     written
-        .set_namespace(&nqn("a"), namespace, "read_only", Some(&yes))
+        .set_namespace(served, 7, "read_only", Some(&yes))
         .unwrap();
     assert!(written.config().unwrap().subsystems[0].namespaces[1].read_only);
-    written
-        .set_namespace(&nqn("a"), namespace, "read_only", None)
-        .unwrap();
+    written.set_namespace(served, 7, "read_only", None).unwrap();
     assert_eq!(written.text().replace("debug", "info"), FILE);
 }
 
@@ -288,12 +303,11 @@ fn take(step: &Step, written: &mut Written, config: &mut Config) {
             let Some(place) = place(config, of) else {
                 return;
             };
-            let namespaces = &mut config.subsystems[place].namespaces;
-            if usize::from(at) < namespaces.len() {
+            if usize::from(at) < config.subsystems[place].namespaces.len() {
+                let before = config.subsystems[place].clone();
+                let namespaces = &mut config.subsystems[place].namespaces;
                 let gone = namespaces.remove(usize::from(at));
-                written
-                    .remove_namespace(&nqn(&format!("s{of}")), &gone)
-                    .unwrap();
+                written.remove_namespace(&before, gone.nsid).unwrap();
             }
         }
         Step::Allow(of, host) | Step::Deny(of, host) => {

@@ -13,6 +13,7 @@ mod lba_status;
 mod life;
 mod queue_sizes;
 mod replaced;
+mod report;
 mod reserve;
 mod shares;
 
@@ -45,6 +46,7 @@ pub use connect::{ConnectOutcome, ConnectRequest, Settle};
 pub(crate) use cross_reset::CrossResets;
 pub use lba_status::AllocationQuery;
 pub use queue_sizes::{CmRefusal, QueueSizes};
+pub use report::AssociationReport;
 pub use reserve::ControlOutcome;
 pub use shares::{Excess, Share, Stock};
 

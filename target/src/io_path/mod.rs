@@ -55,6 +55,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Pool, Slab};
+use capstan_rdma::ProviderKind;
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
@@ -93,6 +94,8 @@ pub(crate) struct IoPath {
     control: Arc<ControlPlane>,
     mailbox: Mailbox<Message>,
     wires: Wires,
+    /// Of which kind each provider is, by its number.
+    kinds: Vec<ProviderKind>,
     listeners: HashMap<ListenerId, Listener>,
     connections: Connections,
     index_of: HashMap<ConnId, usize>,
@@ -120,6 +123,8 @@ pub(crate) struct Parts {
     pub(crate) mailbox: Mailbox<Message>,
     /// What its wires are made of.
     pub(crate) wires: wires::Parts,
+    /// Of which kinds the providers are.
+    pub(crate) kinds: Vec<ProviderKind>,
     /// The storage engine.
     pub(crate) engine: Rc<Engine>,
     /// What is exported.
@@ -143,6 +148,7 @@ impl IoPath {
             control,
             mailbox,
             wires,
+            kinds,
             engine,
             volumes,
             data,
@@ -163,6 +169,7 @@ impl IoPath {
             control: Arc::clone(&control),
             mailbox,
             wires: Wires::new(wires),
+            kinds,
             listeners: HashMap::new(),
             connections: Connections::default(),
             index_of: HashMap::new(),
@@ -193,6 +200,21 @@ impl IoPath {
         Ok(bound)
     }
 
+    /// Listens at no address of this port any more. Connections that have come by it stay.
+    pub(crate) fn close_listeners(&mut self, port: PortId) {
+        let of_it = self
+            .listeners
+            .extract_if(|_, listener| listener.port == port);
+        for (id, _) in of_it {
+            self.wires.close(id);
+        }
+    }
+
+    /// The number of the provider with connection managers of this kind, where there are some.
+    pub(crate) fn fabric_of(&self, kind: ProviderKind) -> Option<usize> {
+        self.kinds.iter().position(|other| *other == kind)
+    }
+
     fn poll_mailbox(&mut self) -> bool {
         let mut progress = false;
         while let Some(message) = self.mailbox.poll() {
@@ -214,6 +236,11 @@ impl IoPath {
                 Message::LossCleared(backend) => {
                     self.resources.lost.retain(|&lost| lost != backend);
                 }
+                Message::Listen(listening) => {
+                    let control = Arc::clone(&self.control);
+                    listening.carry_out(self, &control);
+                }
+                Message::StopListening(port) => self.close_listeners(port),
                 Message::TimerMoved => {}
                 Message::Drain => self.drain(),
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use capstan_config::{Access, Config, Namespace, Nqn, Subsystem};
+use capstan_config::{Access, Config, LogLevel, Namespace, Nqn, Subsystem};
 
 use super::exports::ExportsChanged;
 use super::refused::Refused;
@@ -19,6 +19,38 @@ pub(super) struct Difference {
     /// Also those of added subsystems.
     pub(super) namespaces_added: Vec<(Nqn, Namespace)>,
     pub(super) exports: ExportsChanged,
+    /// Listeners that come and go.
+    pub(super) listeners: Listeners,
+    /// The level of the log from then on.
+    pub(super) log: Option<LogLevel>,
+}
+
+/// Listeners of one configuration that the other one does not have.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Listeners {
+    added: usize,
+    removed: usize,
+}
+
+impl Listeners {
+    fn between(served: &Config, wanted: &Config) -> Self {
+        let alone = |of: &Config, other: &Config| {
+            let mut left = other.listeners.clone();
+            let listeners = of.listeners.iter().filter(|listener| {
+                let at = left.iter().position(|other| other == *listener);
+                at.map(|at| left.remove(at)).is_none()
+            });
+            listeners.count()
+        };
+        Self {
+            added: alone(wanted, served),
+            removed: alone(served, wanted),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Compares what is served with what is wanted.
@@ -27,7 +59,11 @@ pub(super) fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Dif
     refused.of_target(served, wanted);
     let before = by_nqn(served);
     let after = by_nqn(wanted);
-    let mut difference = Difference::default();
+    let mut difference = Difference {
+        listeners: Listeners::between(served, wanted),
+        log: Some(wanted.target.log).filter(|log| *log != served.target.log),
+        ..Difference::default()
+    };
     for (&nqn, &subsystem) in &before {
         let Some(&now) = after.get(nqn) else {
             difference.subsystems_removed.push(nqn.clone());
@@ -134,6 +170,17 @@ impl fmt::Display for Difference {
         part(self.namespaces_removed.len(), "namespaces removed");
         for (count, what) in self.exports.in_words() {
             part(count, what);
+        }
+        for (count, what) in [
+            (self.listeners.added, "listeners added"),
+            (self.listeners.removed, "listeners removed"),
+        ] {
+            if count > 0 {
+                parts.push(format!("{what}: {count}"));
+            }
+        }
+        if let Some(log) = self.log {
+            parts.push(format!("log level: {}", log.as_str()));
         }
         if parts.is_empty() {
             return f.write_str("nothing has changed");

@@ -43,7 +43,8 @@ impl Refused {
             reactors: of_reactors,
             memory_budget_bytes,
             spin,
-            log,
+            // It is changed while the target runs.
+            log: _,
             hosts_max,
             shared_receive_queue,
             vendor_id,
@@ -57,7 +58,6 @@ impl Refused {
             |bytes| Size(*bytes),
         );
         keys.compare("target.spin", spin, &to.spin, |spin| format!("{spin:?}"));
-        keys.compare("target.log", log, &to.log, |log| log.as_str());
         keys.compare("target.hosts_max", hosts_max, &to.hosts_max, u32::clone);
         keys.compare(
             "target.shared_receive_queue",
@@ -84,12 +84,11 @@ impl Refused {
             u16::clone,
         );
         keys.compare("queues.depth_max", depth_max, &to.depth_max, u16::clone);
-        keys.compare(
-            "[[listener]]",
-            &served.listeners,
-            &wanted.listeners,
-            |all| listeners(all),
-        );
+        let none = served.listeners.is_empty() != wanted.listeners.is_empty();
+        if none {
+            let shown = |all: &Vec<Listener>| listeners(all);
+            keys.compare("[[listener]]", &served.listeners, &wanted.listeners, shown);
+        }
         of_nfs(&mut keys, served.nfs.as_ref(), wanted.nfs.as_ref());
         self.needs_restart(keys);
     }

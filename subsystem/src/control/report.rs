@@ -1,0 +1,81 @@
+//! What an operator is told of hosts, ports and namespaces, and associations that it ends.
+
+use core::net::SocketAddr;
+
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::nqn::Nqn;
+
+use super::Target;
+use crate::action::{Association, DisconnectReason};
+use crate::config::{NamespaceConfig, PortConfig, Transport};
+use crate::controller::{Controller, ControllerKind};
+use crate::counters::QueueCounters;
+
+/// An association of a host, those of discovery left out.
+#[derive(Debug)]
+pub struct AssociationReport<'t> {
+    /// The host, the subsystem and the controller.
+    pub association: &'t Association,
+    /// What its queues are reached by.
+    pub transport: Transport,
+    /// The address by which the host reached the port.
+    pub local: SocketAddr,
+    /// I/O queues.
+    pub io_queues: usize,
+    /// What it has read and written on the I/O queues that it has.
+    pub counters: QueueCounters,
+}
+
+impl Target {
+    /// Every association, in the order of their connects.
+    pub fn associations(&self) -> impl Iterator<Item = AssociationReport<'_>> {
+        let controllers = self.controllers.values();
+        let of_hosts = controllers.filter(|controller| controller.kind == ControllerKind::Io);
+        of_hosts.map(|controller| AssociationReport {
+            association: &controller.association,
+            transport: controller.transport,
+            local: controller.local,
+            io_queues: controller.io_queues.len(),
+            counters: counted(controller),
+        })
+    }
+
+    /// Every port.
+    pub fn ports(&self) -> impl Iterator<Item = &PortConfig> {
+        self.ports.values()
+    }
+
+    /// The namespaces of a subsystem, by NSID; none where there is no such subsystem.
+    pub fn namespaces(&self, subnqn: &Nqn) -> impl Iterator<Item = &NamespaceConfig> {
+        let subsystem = self.subsystems.get(subnqn);
+        subsystem.into_iter().flat_map(|of| of.namespaces.values())
+    }
+
+    /// Ends the associations that are `chosen`, those of discovery left out. Their hosts may connect
+    /// again. Returns them.
+    pub fn end_associations(&mut self, chosen: impl Fn(&Association) -> bool) -> Vec<Association> {
+        let controllers = self.controllers.values();
+        let ending: Vec<_> = controllers
+            .filter(|of| of.kind == ControllerKind::Io && of.ending.is_none())
+            .filter(|controller| chosen(&controller.association))
+            .map(|controller| (controller.id, (*controller.association).clone()))
+            .collect();
+        for (id, _) in &ending {
+            self.end_association(*id, DisconnectReason::Operator);
+        }
+        ending
+            .into_iter()
+            .map(|(_, association)| association)
+            .collect()
+    }
+}
+
+fn counted(controller: &Controller) -> QueueCounters {
+    let mut sum = QueueCounters::default();
+    let queues = controller.io_queues.values();
+    for (_, counters) in queues.flat_map(|queue| queue.counted()) {
+        sum.add(&counters);
+    }
+    sum
+}

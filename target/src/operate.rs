@@ -1,0 +1,302 @@
+//! The commands that ask or tell a target that runs, over its control socket.
+
+mod save;
+mod show;
+
+use std::path::{Path, PathBuf};
+
+use capstan_control::answer::{
+    Changed, ConfigDiff, ConfigText, Connection, Disconnected, Ending, Export, Host, Listener,
+    LogLevel, Refused, Status, Subsystem,
+};
+use capstan_control::{
+    AddExport, AddListener, AddNamespace, AddSubsystem, Client, ConfigForm, DisconnectWhich,
+    Levels, NamespacePlace, Request, ResizeNamespace,
+};
+use serde::de::DeserializeOwned;
+
+use crate::cli::Output;
+use crate::cli::steer::{
+    ConfigCommand, ConnectionCommand, Discard, Explain, ExportCommand, For, HostCommand,
+    ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Nothing, SubsystemCommand, To,
+};
+use crate::steering::socket;
+
+/// Prints lines on stdout.
+pub type Print = fn(&str) -> anyhow::Result<()>;
+
+/// A command of those.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// `status`.
+    Status(For<Nothing>),
+    /// `reload`.
+    Reload(For<Discard>),
+    /// `stop`.
+    Stop(For<Discard>),
+    /// `subsystem`.
+    Subsystem(SubsystemCommand),
+    /// `namespace`.
+    Namespace(NamespaceCommand),
+    /// `host`.
+    Host(HostCommand),
+    /// `listener`.
+    Listener(ListenerCommand),
+    /// `export`.
+    Export(ExportCommand),
+    /// `connection`.
+    Connection(ConnectionCommand),
+    /// `config`.
+    Config(ConfigCommand),
+    /// `log`.
+    Log(LogCommand),
+    /// `explain`.
+    Explain(For<Explain>),
+}
+
+/// Carries it out and prints the answer.
+///
+/// # Errors
+/// There is no target, or it does not do it; stdout cannot be written to.
+pub fn run(operation: Operation, print: Print) -> anyhow::Result<()> {
+    match operation {
+        Operation::Status(of) => ask::<Status>(&of.to, &Request::Status {}, print, show::status),
+        Operation::Reload(of) => {
+            let discard = of.what.discard;
+            change(&of.to, &Request::Reload { discard }, print)
+        }
+        Operation::Stop(of) => {
+            let discard = of.what.discard;
+            ask::<Ending>(&of.to, &Request::Stop { discard }, print, show::ending)
+        }
+        Operation::Subsystem(command) => subsystem(command, print),
+        Operation::Namespace(command) => namespace(command, print),
+        Operation::Host(command) => host(command, print),
+        Operation::Listener(command) => listener(command, print),
+        Operation::Export(command) => export(command, print),
+        Operation::Connection(command) => connection(command, print),
+        Operation::Config(command) => config(command, print),
+        Operation::Log(LogCommand::Level(of)) => {
+            let levels = Levels {
+                level: of.what.level,
+            };
+            ask::<LogLevel>(&of.to, &Request::LogLevel(levels), print, show::log_level)
+        }
+        Operation::Explain(of) => {
+            let request = Request::Explain { host: of.what.host };
+            ask::<Vec<Refused>>(&of.to, &request, print, |refused| show::refused(refused))
+        }
+    }
+}
+
+fn path(to: &To) -> PathBuf {
+    let named = to.control_socket.clone();
+    let of_environment = || std::env::var_os(socket::VARIABLE).filter(|value| !value.is_empty());
+    let named = named.or_else(|| of_environment().map(PathBuf::from));
+    named.unwrap_or_else(|| Path::new(capstan_control::SOCKET).to_owned())
+}
+
+fn connect(to: &To) -> anyhow::Result<Client> {
+    Ok(Client::connect(&path(to))?)
+}
+
+/// Asks, and prints the answer: as JSON, or as `shown`.
+fn ask<T: DeserializeOwned>(
+    to: &To,
+    request: &Request,
+    print: Print,
+    shown: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    let mut client = connect(to)?;
+    match to.output {
+        Output::Json => print(&format!("{:#}", client.call(request)?)),
+        Output::Normal => {
+            let text = shown(&client.ask(request)?);
+            match text.trim_end() {
+                "" => Ok(()),
+                text => print(text),
+            }
+        }
+    }
+}
+
+fn change(to: &To, request: &Request, print: Print) -> anyhow::Result<()> {
+    ask::<Changed>(to, request, print, show::changed)
+}
+
+fn subsystem(command: SubsystemCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        SubsystemCommand::Add(For { what, to }) => {
+            let add = AddSubsystem {
+                nqn: what.nqn,
+                serial: what.serial,
+                model: what.model,
+                allowed_hosts: what.hosts,
+                allow_any_host: what.allow_any_host,
+            };
+            change(&to, &Request::SubsystemAdd(add), print)
+        }
+        SubsystemCommand::Remove(For { what, to }) => {
+            change(&to, &Request::SubsystemRemove { nqn: what.nqn }, print)
+        }
+        SubsystemCommand::Show(For { what, to }) => {
+            let request = Request::SubsystemShow { nqn: what.nqn };
+            ask::<Vec<Subsystem>>(&to, &request, print, |all| show::subsystems(all))
+        }
+    }
+}
+
+fn namespace(command: NamespaceCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        NamespaceCommand::Add(For { what, to }) => {
+            change(&to, &Request::NamespaceAdd(added(what)?), print)
+        }
+        NamespaceCommand::Remove(For { what, to }) => {
+            let place = NamespacePlace {
+                subsystem: what.subsystem,
+                nsid: what.nsid,
+            };
+            change(&to, &Request::NamespaceRemove(place), print)
+        }
+        NamespaceCommand::Resize(For { what, to }) => {
+            let resize = ResizeNamespace {
+                subsystem: what.subsystem,
+                nsid: what.nsid,
+                size: what.size,
+            };
+            change(&to, &Request::NamespaceResize(resize), print)
+        }
+    }
+}
+
+fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
+    use capstan_config::Backing;
+    let mut add = AddNamespace {
+        subsystem: what.subsystem,
+        nsid: what.nsid,
+        lba: what.lba,
+        uuid: what.uuid,
+        nguid: what.nguid,
+        read_only: what.read_only,
+        ..AddNamespace::default()
+    };
+    match what.on.parse::<Backing>()? {
+        // The target has another folder than this process.
+        Backing::Path(path) => {
+            let whole = std::path::absolute(path)?;
+            add.path = Some(whole.to_string_lossy().into_owned());
+        }
+        Backing::Ram { size_bytes } => add.ram = Some(size_bytes.to_string()),
+        Backing::Null { size_bytes } => add.null = Some(size_bytes.to_string()),
+    }
+    Ok(add)
+}
+
+fn host(command: HostCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        HostCommand::Allow(For { what, to }) => {
+            let (subsystem, host) = (what.subsystem, what.host);
+            change(&to, &Request::HostAllow { subsystem, host }, print)
+        }
+        HostCommand::Deny(For { what, to }) => {
+            let (subsystem, host) = (what.subsystem, what.host);
+            change(&to, &Request::HostDeny { subsystem, host }, print)
+        }
+        HostCommand::List(For { what, to }) => {
+            let request = Request::HostList {
+                subsystem: what.nqn,
+            };
+            ask::<Vec<Host>>(&to, &request, print, |all| show::hosts(all))
+        }
+    }
+}
+
+fn listener(command: ListenerCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        ListenerCommand::Add(For { what, to }) => {
+            let add = AddListener {
+                address: what.address,
+                port: what.port,
+                provider: what.provider,
+                transports: what.transports,
+            };
+            change(&to, &Request::ListenerAdd(add), print)
+        }
+        ListenerCommand::Remove(For { what, to }) => {
+            let address = what.address;
+            change(&to, &Request::ListenerRemove { address }, print)
+        }
+        ListenerCommand::List(For { to, .. }) => {
+            ask::<Vec<Listener>>(&to, &Request::ListenerList {}, print, |all| {
+                show::listeners(all)
+            })
+        }
+    }
+}
+
+fn export(command: ExportCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        ExportCommand::Add(For { what, to }) => {
+            let add = AddExport {
+                path: what.path,
+                pseudo: what.pseudo,
+                access: what.read_write.then(|| "read-write".to_owned()),
+                squash: what.squash,
+                file_system: what.file_system,
+                clients: what.clients,
+            };
+            change(&to, &Request::ExportAdd(add), print)
+        }
+        ExportCommand::Remove(For { what, to }) => {
+            let pseudo = what.pseudo;
+            change(&to, &Request::ExportRemove { pseudo }, print)
+        }
+        ExportCommand::List(For { to, .. }) => {
+            ask::<Vec<Export>>(&to, &Request::ExportList {}, print, |all| {
+                show::exports(all)
+            })
+        }
+    }
+}
+
+fn connection(command: ConnectionCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        ConnectionCommand::List(For { to, .. }) => {
+            ask::<Vec<Connection>>(&to, &Request::ConnectionList {}, print, |all| {
+                show::connections(all)
+            })
+        }
+        ConnectionCommand::Disconnect(For { what, to }) => {
+            let which = DisconnectWhich {
+                host: what.host,
+                subsystem: what.subsystem,
+                cntlid: what.cntlid,
+            };
+            let request = Request::ConnectionDisconnect(which);
+            ask::<Disconnected>(&to, &request, print, show::disconnected)
+        }
+    }
+}
+
+fn config(command: ConfigCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        ConfigCommand::Show(For { what, to }) => {
+            let form = match what.complete {
+                true => ConfigForm::Complete,
+                false => ConfigForm::Written,
+            };
+            ask::<ConfigText>(&to, &Request::ConfigShow { form }, print, show::config)
+        }
+        ConfigCommand::Diff(For { to, .. }) => {
+            ask::<ConfigDiff>(&to, &Request::ConfigDiff {}, print, show::diff)
+        }
+        ConfigCommand::Save(For { what, to }) => {
+            let mut client = connect(&to)?;
+            let words = save::save(&mut client, what.overwrite)?;
+            match to.output {
+                Output::Json => print(&serde_json::json!({ "saved": words }).to_string()),
+                Output::Normal => words.iter().try_for_each(|line| print(line)),
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Answers as a person reads them.
+
+use std::time::Duration;
+
+use capstan_config::Size;
+use capstan_control::answer::{
+    Changed, ConfigDiff, ConfigText, Connection, Disconnected, Ending, Export, Host, Listener,
+    LogLevel, Namespace, Refused, Status, Subsystem, Waits,
+};
+use comfy_table::{Table, presets};
+
+fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(head);
+    for row in rows {
+        table.add_row(row);
+    }
+    // Columns begin where lines do.
+    let lines = table.lines().map(|line| {
+        line.strip_prefix(' ')
+            .unwrap_or(&line)
+            .trim_end()
+            .to_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn ago(seconds: u64) -> String {
+    humantime::format_duration(Duration::from_secs(seconds)).to_string()
+}
+
+fn waiting(waits: Option<&Waits>) -> String {
+    waits.map_or_else(String::new, |waits| {
+        format!("waits for {}: {}", ago(waits.since_s), waits.why)
+    })
+}
+
+/// Unless there is nothing to be said of it.
+fn list<T>(all: &[T], nothing: &str, shown: impl FnOnce(&[T]) -> String) -> String {
+    match all {
+        [] => nothing.to_owned(),
+        all => shown(all),
+    }
+}
+
+pub(super) fn status(status: &Status) -> String {
+    let mut parts = vec![format!(
+        "capstan-target {}, process {}, up {}, {} reactor(s), log level {}",
+        status.version,
+        status.pid,
+        ago(status.up_s),
+        status.reactors,
+        status.log
+    )];
+    let files = match &status.config.files[..] {
+        [] => "no file".to_owned(),
+        files => files.join(", "),
+    };
+    parts.push(match status.config.unsaved.len() {
+        0 => format!("configuration: {files}"),
+        unsaved => format!(
+            "configuration: {files}; changes that are in no file: {unsaved} (`capstan-target config diff` shows them, `capstan-target config save` keeps them)"
+        ),
+    });
+    for trouble in &status.trouble {
+        parts.push(format!("trouble: {trouble}"));
+    }
+    if !status.listeners.is_empty() {
+        parts.push(format!("\n{}", listeners(&status.listeners)));
+    }
+    if !status.subsystems.is_empty() {
+        parts.push(format!("\n{}", subsystems(&status.subsystems)));
+    }
+    if let Some(nfs) = &status.nfs {
+        parts.push(format!(
+            "\nNFS at {}\n{}",
+            nfs.addresses.join(", "),
+            exports(&nfs.exports)
+        ));
+    }
+    parts.join("\n")
+}
+
+pub(super) fn subsystems(all: &[Subsystem]) -> String {
+    list(all, "there is no subsystem", |all| {
+        let each = all.iter().map(subsystem);
+        each.collect::<Vec<_>>().join("\n\n")
+    })
+}
+
+fn subsystem(of: &Subsystem) -> String {
+    let hosts = match (of.allow_any_host, &of.allowed_hosts[..]) {
+        (true, _) => "any host".to_owned(),
+        (false, []) => "no host yet (`capstan-target host allow`)".to_owned(),
+        (false, hosts) => hosts.join(", "),
+    };
+    let head = format!(
+        "{}\n  hosts: {hosts}; connected: {}; serial {}, model {}",
+        of.nqn, of.connections, of.serial, of.model
+    );
+    let namespaces = list(
+        &of.namespaces,
+        "no namespace yet (`capstan-target namespace add`)",
+        namespaces,
+    );
+    let indented: Vec<_> = namespaces.lines().map(|line| format!("  {line}")).collect();
+    format!("{head}\n{}", indented.join("\n"))
+}
+
+fn namespaces(all: &[Namespace]) -> String {
+    let rows = all.iter().map(|of| {
+        let state = match (waiting(of.waits.as_ref()), of.read_only) {
+            (waits, _) if !waits.is_empty() => waits,
+            (_, true) => "read-only".to_owned(),
+            (_, false) => String::new(),
+        };
+        [
+            of.nsid.to_string(),
+            backing(of),
+            Size(of.size_bytes).to_string(),
+            of.lba_bytes.to_string(),
+            of.uuid.clone().unwrap_or_default(),
+            Size(of.io.read_bytes).to_string(),
+            Size(of.io.written_bytes).to_string(),
+            state,
+        ]
+    });
+    table(
+        ["NSID", "ON", "SIZE", "LBA", "UUID", "READ", "WRITTEN", ""],
+        rows,
+    )
+}
+
+/// The size is beside it.
+fn backing(of: &Namespace) -> String {
+    match of.backing.split_once(':') {
+        Some((kind @ ("ram" | "null"), _)) => kind.to_owned(),
+        _ => of.backing.clone(),
+    }
+}
+
+pub(super) fn hosts(all: &[Host]) -> String {
+    list(all, "no host may connect, and none is connected", |all| {
+        let rows = all.iter().map(|host| {
+            let how = if host.is_listed {
+                "listed"
+            } else {
+                "any host may"
+            };
+            [
+                host.host.clone(),
+                host.subsystem.clone(),
+                how.to_owned(),
+                host.connections.to_string(),
+            ]
+        });
+        table(["HOST", "SUBSYSTEM", "ALLOWED", "CONNECTIONS"], rows)
+    })
+}
+
+pub(super) fn listeners(all: &[Listener]) -> String {
+    list(all, "there is no listener", |all| {
+        let rows = all.iter().map(|of| {
+            [
+                of.address.clone(),
+                of.transports.join(", "),
+                of.provider.clone(),
+                waiting(of.waits.as_ref()),
+            ]
+        });
+        table(["LISTENER", "TRANSPORTS", "PROVIDER", ""], rows)
+    })
+}
+
+pub(super) fn exports(all: &[Export]) -> String {
+    list(all, "there is no export", |all| {
+        let rows = all.iter().map(|of| {
+            [
+                of.pseudo.clone(),
+                of.path.clone(),
+                of.clients.join(", "),
+                waiting(of.waits.as_ref()),
+            ]
+        });
+        table(["EXPORT", "DIRECTORY", "CLIENTS", ""], rows)
+    })
+}
+
+pub(super) fn connections(all: &[Connection]) -> String {
+    list(all, "no host is connected", |all| {
+        let rows = all.iter().map(|of| {
+            [
+                of.host.clone(),
+                of.subsystem.clone(),
+                of.cntlid.to_string(),
+                of.transport.clone(),
+                of.from.clone(),
+                of.to.clone(),
+                of.io_queues.to_string(),
+                Size(of.io.read_bytes).to_string(),
+                Size(of.io.written_bytes).to_string(),
+            ]
+        });
+        let head = [
+            "HOST",
+            "SUBSYSTEM",
+            "CNTLID",
+            "TRANSPORT",
+            "FROM",
+            "TO",
+            "I/O QUEUES",
+            "READ",
+            "WRITTEN",
+        ];
+        table(head, rows)
+    })
+}
+
+pub(super) fn disconnected(of: &Disconnected) -> String {
+    let each = of.ended.iter().map(|one| {
+        format!(
+            "disconnected: {} from {} (controller {} of {})",
+            one.host, one.from, one.cntlid, one.subsystem
+        )
+    });
+    each.collect::<Vec<_>>().join("\n")
+}
+
+pub(super) fn refused(all: &[Refused]) -> String {
+    list(
+        all,
+        "no connect was refused since the target has started, of those that are kept (64)",
+        |all| {
+            let each = all.iter().map(|of| {
+                let host = of
+                    .host
+                    .as_deref()
+                    .unwrap_or("a host that had not said its name");
+                let mend = of.mend.as_ref().map(|mend| format!("\n  {mend}"));
+                format!(
+                    "{} ago, {host} from {}: {}{}",
+                    ago(of.ago_s),
+                    of.from,
+                    of.why,
+                    mend.unwrap_or_default()
+                )
+            });
+            each.collect::<Vec<_>>().join("\n")
+        },
+    )
+}
+
+pub(super) fn changed(of: &Changed) -> String {
+    match of.unsaved {
+        0 => of.changes.clone(),
+        unsaved => format!(
+            "{}\nchanges that are in no file: {unsaved} (`capstan-target config save` keeps them)",
+            of.changes
+        ),
+    }
+}
+
+pub(super) fn ending(of: &Ending) -> String {
+    let each = of
+        .discarded
+        .iter()
+        .map(|change| format!("discarded: {change}"));
+    each.chain(["the target ends".to_owned()])
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+pub(super) fn log_level(of: &LogLevel) -> String {
+    match of.level == of.was {
+        true => of.level.clone(),
+        false => format!("{} (was {})", of.level, of.was),
+    }
+}
+
+pub(super) fn config(of: &ConfigText) -> String {
+    let several = of.files.len() > 1;
+    let each = of.files.iter().map(|file| match &file.path {
+        Some(path) if several => format!("# {path}\n{}", file.text),
+        _ => file.text.clone(),
+    });
+    each.collect::<Vec<_>>().join("\n")
+}
+
+pub(super) fn diff(of: &ConfigDiff) -> String {
+    let changes = of.unsaved.iter().map(|change| format!("# {change}"));
+    let changes: Vec<_> = changes.collect();
+    match (changes.is_empty(), of.diff.is_empty()) {
+        (_, true) => "the file says what is served".to_owned(),
+        (true, false) => of.diff.clone(),
+        (false, false) => format!("{}\n{}", changes.join("\n"), of.diff),
+    }
+}

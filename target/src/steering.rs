@@ -1,0 +1,250 @@
+//! The control socket: what a running target is asked and told (`capstan_control`), beside SIGHUP.
+//!
+//! A change is one of the text of the configuration, which is then carried out as a reload carries
+//! out what has changed in a file (`reload`). So whatever a file can say can be changed, is checked
+//! by the same rules, is all or nothing, and can be shown and saved.
+//!
+//! - [`socket`]: where it is, and who may connect;
+//! - `conversation`: requests and answers on it, on the control thread;
+//! - `work`: the threads that carry requests out, and never a reactor;
+//! - `change`, `texts`: changes, and the texts that they are made in;
+//! - `report`: what is told.
+
+mod change;
+mod conversation;
+mod report;
+pub(crate) mod socket;
+mod texts;
+mod work;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::anyhow;
+use capstan_config::{Config, Written};
+use capstan_control::answer::Changed;
+use capstan_control::{Failure, Kind};
+use capstan_subsystem::PortId;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::control_plane::ControlPlane;
+use crate::nfs;
+use crate::reload::{Served, clear_lost};
+use crate::serve::with_counts;
+use texts::Texts;
+
+pub(crate) use conversation::serve;
+pub(crate) use work::Work;
+
+/// What the control thread hears of.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// What systemd is to be told.
+    Status(String),
+    /// The target is to end: somebody has asked for it.
+    Stop,
+}
+
+/// A target as it is steered.
+pub(crate) struct Steering {
+    served: Arc<Mutex<Served>>,
+    control: Arc<ControlPlane>,
+    reactors: usize,
+    /// Taken for moments only: what is told does not wait for a change.
+    texts: Mutex<Texts>,
+    /// What is served, as `served` has it.
+    published: Mutex<Arc<Published>>,
+    /// Where it listens, in words.
+    listening: String,
+    nfs_addresses: Vec<String>,
+    started: Instant,
+    news: UnboundedSender<News>,
+}
+
+/// What is served, for those who ask.
+struct Published {
+    config: Config,
+    /// Of each listener.
+    ports: Vec<PortId>,
+}
+
+impl Published {
+    fn of(served: &Served) -> Arc<Self> {
+        Arc::new(Self {
+            config: served.config().clone(),
+            ports: served.ports(),
+        })
+    }
+}
+
+/// What a [`Steering`] is made of.
+pub(crate) struct Parts {
+    pub(crate) served: Arc<Mutex<Served>>,
+    pub(crate) control: Arc<ControlPlane>,
+    pub(crate) reactors: usize,
+    pub(crate) written: Written,
+    pub(crate) listening: String,
+    pub(crate) nfs_addresses: Vec<String>,
+    pub(crate) news: UnboundedSender<News>,
+}
+
+/// Why there was no reload.
+#[derive(Debug)]
+enum NoReload {
+    Unsaved(Vec<String>),
+    Failed(anyhow::Error),
+}
+
+impl Steering {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let published = Published::of(&locked(&parts.served));
+        Self {
+            served: parts.served,
+            control: parts.control,
+            reactors: parts.reactors,
+            texts: Mutex::new(Texts::of(parts.written)),
+            published: Mutex::new(published),
+            listening: parts.listening,
+            nfs_addresses: parts.nfs_addresses,
+            started: Instant::now(),
+            news: parts.news,
+        }
+    }
+
+    fn texts(&self) -> MutexGuard<'_, Texts> {
+        locked(&self.texts)
+    }
+
+    fn published(&self) -> Arc<Published> {
+        Arc::clone(&locked(&self.published))
+    }
+
+    /// What `served` has now is what is told from now on, to systemd as well.
+    fn publish(&self, served: &Served) {
+        *locked(&self.published) = Published::of(served);
+        // The control thread is gone where the target ends.
+        let _ = self.news.send(News::Status(self.status(served)));
+    }
+
+    /// What systemd is told.
+    pub(crate) fn status(&self, served: &Served) -> String {
+        let texts = self.texts();
+        let mut status = with_counts(&self.listening, served);
+        match texts.unsaved().len() {
+            0 => {}
+            unsaved => status = format!("{status}; changes that are in no file: {unsaved}"),
+        }
+        match texts.reload_failed() {
+            None => status,
+            Some(_) => format!("{status}; the last reload failed, see the log"),
+        }
+    }
+
+    /// Reads the configuration again, as SIGHUP asks for, and tells the log. What systemd is told
+    /// then.
+    pub(crate) fn reload_by_signal(&self) -> String {
+        let mut served = locked(&self.served);
+        let reloaded = self.reload_locked(&mut served, false);
+        if let Err(error) = nfs::ask_again(&self.served, &mut served) {
+            tracing::error!("{}: {error}", nfs::NO_THREAD_TO_ASK);
+        }
+        // What it says is logged.
+        let _ = self.reloaded(reloaded);
+        *locked(&self.published) = Published::of(&served);
+        self.status(&served)
+    }
+
+    /// The same, as the control socket asks for it.
+    fn reload(&self, discard: bool) -> Result<Changed, Failure> {
+        let mut served = locked(&self.served);
+        let reloaded = self.reload_locked(&mut served, discard);
+        if let Err(error) = nfs::ask_again(&self.served, &mut served) {
+            tracing::error!("{}: {error}", nfs::NO_THREAD_TO_ASK);
+        }
+        let reloaded = self.reloaded(reloaded);
+        self.publish(&served);
+        reloaded
+    }
+
+    /// Tells the log, and those who ask later, how a reload went.
+    fn reloaded(&self, reloaded: Result<String, NoReload>) -> Result<Changed, Failure> {
+        let (kind, words) = match reloaded {
+            Ok(changes) => {
+                tracing::info!("configuration reloaded: {changes}");
+                self.texts().reload_went(None);
+                return Ok(Changed {
+                    changes,
+                    unsaved: 0,
+                });
+            }
+            Err(NoReload::Unsaved(unsaved)) => (Kind::Unsaved, lost_by("reload", &unsaved)),
+            Err(NoReload::Failed(error)) => (Kind::Refused, format!("{error:#}")),
+        };
+        tracing::error!("the configuration was not reloaded: {words}");
+        self.texts().reload_went(Some(words.clone()));
+        Err(Failure::new(kind, words))
+    }
+
+    fn reload_locked(&self, served: &mut Served, discard: bool) -> Result<String, NoReload> {
+        let cleared = clear_lost(&self.control, self.reactors).map_err(NoReload::Failed)?;
+        let cleared = (cleared > 0).then(|| format!("lost writes cleared of volumes: {cleared}"));
+        let file = self.texts().file().map(Path::to_owned);
+        let changes = match (file, &cleared) {
+            (None, Some(_)) => None,
+            (None, None) => return Err(NoReload::Failed(no_file())),
+            (Some(file), _) => Some(self.read_again(served, &file, discard)?),
+        };
+        let words: Vec<_> = cleared.into_iter().chain(changes).collect();
+        Ok(words.join(", "))
+    }
+
+    fn read_again(
+        &self,
+        served: &mut Served,
+        file: &Path,
+        discard: bool,
+    ) -> Result<String, NoReload> {
+        let failed = |error: capstan_config::ConfigError| NoReload::Failed(error.into());
+        let written = Written::read(file).map_err(failed)?;
+        let config = written.config().map_err(failed)?;
+        let unsaved = self.texts().unsaved_but_for(&config);
+        if !discard && !unsaved.is_empty() {
+            return Err(NoReload::Unsaved(unsaved));
+        }
+        let reloaded = served.reload(config, &self.control, self.reactors);
+        let reloaded = reloaded.map_err(NoReload::Failed)?.summary;
+        for change in unsaved {
+            tracing::warn!("a change that was made at run time is undone by this reload: {change}");
+        }
+        *self.texts() = Texts::of(written);
+        Ok(reloaded)
+    }
+
+    /// Warns of what the end of the process undoes.
+    pub(crate) fn say_what_is_lost(&self) {
+        for change in self.texts().unsaved() {
+            tracing::warn!(
+                "a change that was made at run time is in no file and goes with this process: {change}"
+            );
+        }
+    }
+}
+
+/// That changes would go, with the ways out.
+fn lost_by(command: &str, unsaved: &[String]) -> String {
+    let them = unsaved.join("; ");
+    format!(
+        "changes that were made at run time are in no file, and would be undone: {them}: `capstan-target config save` keeps \
+         them, `capstan-target {command} --discard` lets them go"
+    )
+}
+
+fn no_file() -> anyhow::Error {
+    anyhow!("there is no file to read again: the target was started with --export or --config -")
+}
+
+/// Locks what every holder leaves whole.
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

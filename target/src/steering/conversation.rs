@@ -1,0 +1,128 @@
+//! Requests and answers on the control socket, on the control thread: it reads, hands over to the
+//! threads of `work`, and writes.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan_control::{Failure, Kind, REQUEST_BYTES_MAX, frame};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::work::{Outcome, Work};
+use super::{News, Steering};
+
+/// Connections at a time: an operator's, some of `top` and of what watches. Each may have a
+/// request of [`REQUEST_BYTES_MAX`] bytes here: 2 MiB in all.
+const CONNECTIONS_MAX: usize = 32;
+/// How long the other end may take to read an answer, before the connection is closed.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves those who connect, until it is dropped.
+pub(crate) async fn serve(
+    listener: std::os::unix::net::UnixListener,
+    steering: Arc<Steering>,
+    work: Rc<Work>,
+) -> io::Result<()> {
+    let listener = UnixListener::from_std(listener)?;
+    let places = Rc::new(());
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // No descriptor: one comes back when another connection ends.
+                tracing::warn!(%error, "a connection to the control socket was not taken");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+        };
+        if Rc::strong_count(&places) > CONNECTIONS_MAX {
+            tokio_uring::spawn(refuse(stream));
+            continue;
+        }
+        let (place, steering, work) = (Rc::clone(&places), Arc::clone(&steering), Rc::clone(&work));
+        tokio_uring::spawn(async move {
+            if let Err(error) = converse(stream, &steering, &work).await {
+                tracing::debug!(%error, "a connection to the control socket has ended");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn refuse(mut stream: UnixStream) {
+    let words = format!("{CONNECTIONS_MAX} connections are being served; end one of them");
+    let line = frame::answer(&Value::Null, Err(&Failure::new(Kind::Busy, words)));
+    // It is told if it listens.
+    let _ = tokio::time::timeout(ANSWER_PATIENCE, stream.write_all(line.as_bytes())).await;
+}
+
+/// Who asks, for the log.
+fn caller(stream: &UnixStream) -> String {
+    match stream.peer_cred() {
+        Ok(of) => match of.pid() {
+            Some(pid) => format!("UID {} (process {pid})", of.uid()),
+            None => format!("UID {}", of.uid()),
+        },
+        Err(_) => "somebody".to_owned(),
+    }
+}
+
+async fn converse(stream: UnixStream, steering: &Steering, work: &Work) -> io::Result<()> {
+    let caller = caller(&stream);
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let most = u64::try_from(REQUEST_BYTES_MAX).unwrap_or(u64::MAX);
+        let read = (&mut stream)
+            .take(most)
+            .read_until(b'\n', &mut line)
+            .await?;
+        if read == 0 {
+            return Ok(());
+        }
+        if !line.ends_with(b"\n") && read == REQUEST_BYTES_MAX {
+            let words =
+                format!("the request has more than {REQUEST_BYTES_MAX} bytes; expected one line");
+            let failure = Failure::new(Kind::NoRequest, words);
+            answer(&mut stream, &frame::answer(&Value::Null, Err(&failure))).await?;
+            return Ok(());
+        }
+        // So that a person can press return.
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let call = match frame::parse(&line) {
+            Ok(call) => call,
+            Err(no_call) => {
+                answer(
+                    &mut stream,
+                    &frame::answer(&no_call.id, Err(&no_call.failure)),
+                )
+                .await?;
+                continue;
+            }
+        };
+        let outcome = work.carry_out(call.request, caller.clone()).await;
+        let (result, stops) = match outcome {
+            Outcome::Answer(value) => (Ok(value), false),
+            Outcome::Stop(value) => (Ok(value), true),
+            Outcome::Failed(failure) => (Err(failure), false),
+        };
+        let told = answer(&mut stream, &frame::answer(&call.id, result.as_ref())).await;
+        if stops {
+            // Told or not: it was asked for.
+            let _ = steering.news.send(News::Stop);
+        }
+        told?;
+    }
+}
+
+async fn answer(stream: &mut BufReader<UnixStream>, line: &str) -> io::Result<()> {
+    let written =
+        tokio::time::timeout(ANSWER_PATIENCE, stream.get_mut().write_all(line.as_bytes()));
+    written.await.map_err(|_| io::ErrorKind::TimedOut)?
+}

@@ -1,0 +1,435 @@
+//! What is told of a target that runs. Nothing here waits for a file system or a change: what is
+//! served is known, and what is counted is read.
+
+use std::fs::OpenOptions;
+
+use capstan_config::{Access, Backing, Listener, Nqn, Size, Subsystem, Transports};
+use capstan_control::answer::{
+    Changed, ConfigDiff, Connection, Disconnected, Export, Host, Io, Namespace, Nfs, Refused,
+    Saved, Status, Waits,
+};
+use capstan_control::{DisconnectWhich, Failure, Kind, NamespacePlace, ResizeNamespace, answer};
+use capstan_exports::ExportSettings;
+use capstan_reactor::Clock;
+use capstan_subsystem::{
+    Association, AssociationReport, NamespaceConfig, PortId, QueueCounters, Refusal, RefuseReason,
+    Target,
+};
+use uuid::Uuid;
+
+use super::change::{namespace, read_nqn, subsystem};
+use super::{Steering, locked};
+
+const SECOND_US: u64 = 1_000_000;
+
+impl Steering {
+    pub(super) fn report(&self) -> Status {
+        let published = self.published();
+        let config = &published.config;
+        let subsystems: Vec<_> = config
+            .subsystems
+            .iter()
+            .map(|of| self.subsystem(of))
+            .collect();
+        // Each lock is given back before the next one is taken.
+        let read = self.texts().state();
+        let trouble = self.trouble();
+        let listeners = self.listeners();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            up_s: self.started.elapsed().as_secs(),
+            config: read,
+            log: config.target.log.as_str().to_owned(),
+            reactors: self.reactors,
+            memory_bytes: config.target.memory_budget_bytes,
+            listeners,
+            connections: subsystems.iter().map(|of| of.connections).sum(),
+            subsystems,
+            nfs: config.nfs.as_ref().map(|nfs| Nfs {
+                addresses: self.nfs_addresses.clone(),
+                exports: exports_of(nfs),
+            }),
+            trouble,
+        }
+    }
+
+    fn trouble(&self) -> Vec<String> {
+        let mut lines: Vec<_> = self.control.trouble().into_iter().collect();
+        if let Some(failed) = self.texts().reload_failed() {
+            lines.push(format!("the last reload failed: {failed}"));
+        }
+        lines
+    }
+
+    pub(super) fn listeners(&self) -> Vec<answer::Listener> {
+        let published = self.published();
+        let config = &published.config;
+        let listeners = config.listeners.iter().zip(&published.ports);
+        self.control.with(|target| {
+            let told = listeners.map(|(listener, port)| of_listener(target, *port, listener));
+            told.collect()
+        })
+    }
+
+    pub(super) fn subsystems(&self, nqn: Option<&str>) -> Result<Vec<answer::Subsystem>, Failure> {
+        let published = self.published();
+        let config = &published.config;
+        Ok(match nqn {
+            Some(nqn) => vec![self.subsystem(subsystem("nqn", nqn, config)?)],
+            None => config
+                .subsystems
+                .iter()
+                .map(|of| self.subsystem(of))
+                .collect(),
+        })
+    }
+
+    fn subsystem(&self, of: &Subsystem) -> answer::Subsystem {
+        let (allow_any_host, allowed_hosts) = match &of.access {
+            Access::AnyHost => (true, Vec::new()),
+            Access::Hosts(hosts) => (false, hosts.iter().map(ToString::to_string).collect()),
+        };
+        let (namespaces, connections) = self.control.with(|target| {
+            let shown = target.namespaces(&of.nqn).filter_map(|shown| {
+                let namespace = of.namespaces.iter().find(|n| n.nsid == shown.nsid)?;
+                let counted = target.totals_of(&of.nqn, shown.nsid);
+                Some(of_namespace(namespace, shown, counted))
+            });
+            let shown: Vec<_> = shown.collect();
+            let connected = target.associations();
+            let connected = connected.filter(|one| one.association.subnqn == of.nqn);
+            (shown, connected.count())
+        });
+        answer::Subsystem {
+            nqn: of.nqn.to_string(),
+            serial: of.serial.clone(),
+            model: of.model.clone(),
+            allow_any_host,
+            allowed_hosts,
+            namespaces,
+            connections,
+        }
+    }
+
+    pub(super) fn hosts(&self, of: Option<&str>) -> Result<Vec<Host>, Failure> {
+        let published = self.published();
+        let config = &published.config;
+        let one = of
+            .map(|of| subsystem("subsystem", of, config))
+            .transpose()?;
+        let all = config.subsystems.iter();
+        let chosen = all.filter(|of| one.is_none_or(|one| one.nqn == of.nqn));
+        let mut hosts: Vec<Host> = Vec::new();
+        for of in chosen {
+            let first = hosts.len();
+            if let Access::Hosts(listed) = &of.access {
+                hosts.extend(listed.iter().map(|host| host_of(of, host, true)));
+            }
+            self.control.with(|target| {
+                let connected = target.associations();
+                for one in connected.filter(|one| one.association.subnqn == of.nqn) {
+                    let name = one.association.hostnqn.to_string();
+                    let there = hosts.iter_mut().skip(first).find(|host| host.host == name);
+                    match there {
+                        Some(host) => host.connections += 1,
+                        None => {
+                            let mut host = host_of(of, &one.association.hostnqn, false);
+                            host.connections = 1;
+                            hosts.push(host);
+                        }
+                    }
+                }
+            });
+        }
+        Ok(hosts)
+    }
+
+    pub(super) fn exports(&self) -> Vec<Export> {
+        self.published()
+            .config
+            .nfs
+            .as_ref()
+            .map(exports_of)
+            .unwrap_or_default()
+    }
+
+    pub(super) fn connections(&self) -> Vec<Connection> {
+        self.control.with(|target| {
+            target
+                .associations()
+                .map(|one| of_association(&one))
+                .collect()
+        })
+    }
+
+    pub(super) fn disconnect(&self, which: &DisconnectWhich) -> Result<Disconnected, Failure> {
+        let DisconnectWhich {
+            host,
+            subsystem: of,
+            cntlid,
+        } = which;
+        let host = host
+            .as_deref()
+            .map(|host| read_nqn("host", host))
+            .transpose()?;
+        let of = of
+            .as_deref()
+            .map(|of| read_nqn("subsystem", of))
+            .transpose()?;
+        if host.is_none() && of.is_none() && cntlid.is_none() {
+            let words = "connection.disconnect needs a host, a subsystem or a cntlid: with none it would end all of them";
+            return Err(Failure::new(Kind::WrongParameters, words));
+        }
+        let chosen = |one: &Association| {
+            host.as_ref().is_none_or(|host| one.hostnqn.is_same(host))
+                && of.as_ref().is_none_or(|of| one.subnqn.is_same(of))
+                && cntlid.is_none_or(|cntlid| one.cntlid == cntlid)
+        };
+        let ended = self.control.with(|target| {
+            let told: Vec<_> = target
+                .associations()
+                .filter(|one| chosen(one.association))
+                .map(|one| of_association(&one))
+                .collect();
+            target.end_associations(chosen);
+            told
+        });
+        if ended.is_empty() {
+            let words =
+                "no association is so; `capstan-target connection list` shows those there are";
+            return Err(Failure::new(Kind::NotFound, words));
+        }
+        Ok(Disconnected { ended })
+    }
+
+    pub(super) fn explain(&self, host: Option<&str>) -> Result<Vec<Refused>, Failure> {
+        let host = host.map(|host| read_nqn("host", host)).transpose()?;
+        let now_us = Clock.now_us();
+        Ok(self.control.with(|target| {
+            let refusals = target
+                .refusals()
+                .filter(|refusal| match (&host, &refusal.hostnqn) {
+                    (None, _) => true,
+                    (Some(host), Some(of)) => of.is_same(host),
+                    (Some(_), None) => false,
+                });
+            refusals
+                .map(|refusal| of_refusal(refusal, now_us))
+                .collect()
+        }))
+    }
+
+    pub(super) fn config_diff(&self) -> Result<ConfigDiff, Failure> {
+        let now = self.file_now()?;
+        Ok(self.texts().diff(now.as_ref()))
+    }
+
+    pub(super) fn config_saved(&self) -> Result<Saved, Failure> {
+        // No change comes between.
+        let _served = locked(&self.served);
+        let Some(now) = self.file_now()? else {
+            let words = "the target was started with --export or --config -: there is no file that says what is served";
+            return Err(Failure::new(Kind::Refused, words));
+        };
+        let saved = self.texts().saved(&now);
+        let saved = saved.ok_or_else(|| {
+            let words = "the file says something else than what is served; `capstan-target config diff` shows what, `capstan-target config save` writes it";
+            Failure::new(Kind::Refused, words)
+        })?;
+        Ok(Saved { saved })
+    }
+
+    fn file_now(&self) -> Result<Option<capstan_config::Written>, Failure> {
+        let Some(file) = self.texts().file().map(ToOwned::to_owned) else {
+            return Ok(None);
+        };
+        let now = capstan_config::Written::read(&file);
+        now.map(Some)
+            .map_err(|error| Failure::new(Kind::Failed, error.to_string()))
+    }
+
+    /// Makes the file of a namespace longer, and has hosts told.
+    pub(super) fn resize_namespace(&self, resize: &ResizeNamespace) -> Result<Changed, Failure> {
+        let size: Size = resize
+            .size
+            .parse()
+            .map_err(|error: capstan_config::SizeError| {
+                Failure::new(Kind::Invalid, error.to_string())
+                    .of_field("size")
+                    .of_value(&resize.size)
+            })?;
+        // No change takes it away meanwhile.
+        let served = locked(&self.served);
+        let place = NamespacePlace {
+            subsystem: resize.subsystem.clone(),
+            nsid: resize.nsid,
+        };
+        let (of, namespace) = namespace(&place, served.config())?;
+        let refused = |words: String| {
+            Failure::new(Kind::Refused, words)
+                .of_field("size")
+                .of_value(&resize.size)
+        };
+        let Backing::Path(path) = &namespace.backing else {
+            return Err(refused(format!(
+                "namespace {} of {} is {}, which has its size for as long as it is there: add another one, and take this one out",
+                namespace.nsid, of.nqn, namespace.backing
+            )));
+        };
+        let failed = |error: std::io::Error| {
+            Failure::new(Kind::Failed, format!("{}: {error}", path.display()))
+        };
+        let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(refused(format!(
+                "{} is a device: make it larger there (lvextend(8) for a logical volume), which is seen by itself within a second",
+                path.display()
+            )));
+        }
+        if size.0 < metadata.len() {
+            return Err(refused(format!(
+                "{} has {} bytes, and a smaller one would lose what is behind its end: a namespace can grow only",
+                path.display(),
+                metadata.len()
+            ))
+            .allowed(format!("from {} bytes on", metadata.len())));
+        }
+        file.set_len(size.0).map_err(failed)?;
+        let resized = self.control.look_at_media();
+        let unsaved = self.texts().unsaved().len();
+        let changes = format!(
+            "namespace {} of {}: {} bytes; namespaces resized: {resized}",
+            namespace.nsid, of.nqn, size.0
+        );
+        Ok(Changed { changes, unsaved })
+    }
+}
+
+fn of_listener(target: &Target, port: PortId, listener: &Listener) -> answer::Listener {
+    let port = target.ports().find(|of| of.id == port);
+    let Transports { rdma, tcp, .. } = listener.transports;
+    let (address, rdma, tcp) = match port {
+        Some(port) => (port.address, port.rdma.is_some(), port.tcp),
+        None => (listener.address, rdma, tcp),
+    };
+    let named = [(rdma, "rdma"), (tcp, "tcp")];
+    let named = named.iter().filter(|(has, _)| *has);
+    answer::Listener {
+        address: address.to_string(),
+        provider: listener.provider.to_string(),
+        transports: named.map(|(_, word)| (*word).to_owned()).collect(),
+        waits: None,
+    }
+}
+
+fn of_namespace(
+    namespace: &capstan_config::Namespace,
+    shown: &NamespaceConfig,
+    counted: QueueCounters,
+) -> Namespace {
+    let geometry = &shown.geometry;
+    Namespace {
+        nsid: namespace.nsid,
+        backing: namespace.backing.to_string(),
+        size_bytes: geometry.lbas.saturating_mul(geometry.lba_bytes.into()),
+        lba_bytes: geometry.lba_bytes,
+        uuid: shown.identity.uuid.map(|uuid| uuid.to_string()),
+        nguid: shown
+            .identity
+            .nguid
+            .map(|id| Uuid::from_bytes(id).simple().to_string()),
+        read_only: geometry.read_only,
+        ana_group: shown.anagrpid,
+        io: io(counted),
+        waits: None,
+    }
+}
+
+fn io(counted: QueueCounters) -> Io {
+    Io {
+        reads: counted.read_commands,
+        writes: counted.write_commands,
+        read_bytes: counted.read_bytes,
+        written_bytes: counted.written_bytes,
+        media_errors: counted.media_errors,
+    }
+}
+
+fn host_of(of: &Subsystem, host: &Nqn, is_listed: bool) -> Host {
+    Host {
+        subsystem: of.nqn.to_string(),
+        host: host.to_string(),
+        is_listed,
+        connections: 0,
+    }
+}
+
+fn of_association(one: &AssociationReport<'_>) -> Connection {
+    let association = one.association;
+    Connection {
+        host: association.hostnqn.to_string(),
+        host_id: association.hostid.to_string(),
+        subsystem: association.subnqn.to_string(),
+        cntlid: association.cntlid,
+        transport: one.transport.to_string(),
+        from: association.peer.to_string(),
+        to: one.local.to_string(),
+        io_queues: one.io_queues,
+        io: io(one.counters),
+    }
+}
+
+fn exports_of(nfs: &capstan_config::Nfs) -> Vec<Export> {
+    let served = nfs.exports.iter().map(|export| of_export(export, None));
+    let waits = || Waits {
+        why: "its file system does not answer".to_owned(),
+        since_s: 0,
+    };
+    let absent = nfs
+        .absent
+        .iter()
+        .map(|export| of_export(export, Some(waits())));
+    served.chain(absent).collect()
+}
+
+fn of_export(export: &ExportSettings, waits: Option<Waits>) -> Export {
+    let rules = export.clients.rules().iter();
+    Export {
+        pseudo: export.client_path.clone(),
+        path: export.path.display().to_string(),
+        clients: rules
+            .map(|rule| format!("{} {}", rule.network, rule.access))
+            .collect(),
+        waits,
+    }
+}
+
+fn of_refusal(refusal: &Refusal, now_us: u64) -> Refused {
+    let subsystem = match &refusal.why {
+        RefuseReason::HostNotAllowed { subnqn, .. }
+        | RefuseReason::UnknownSubsystem { subnqn }
+        | RefuseReason::OtherCase { subnqn, .. }
+        | RefuseReason::NotOnPort { subnqn, .. }
+        | RefuseReason::NamelessHost { subnqn } => Some(subnqn),
+        _ => None,
+    };
+    let mend = match &refusal.why {
+        RefuseReason::HostNotAllowed { hostnqn, subnqn } => {
+            Some(format!("capstan-target host allow {subnqn} {hostnqn}"))
+        }
+        RefuseReason::OtherCase { written, .. } => {
+            Some(format!("have the host connect to {written}"))
+        }
+        _ => None,
+    };
+    Refused {
+        ago_s: now_us.saturating_sub(refusal.at_us) / SECOND_US,
+        host: refusal.hostnqn.as_ref().map(ToString::to_string),
+        subsystem: subsystem.map(ToString::to_string),
+        from: refusal.peer.to_string(),
+        why: refusal.why.to_string(),
+        mend,
+    }
+}

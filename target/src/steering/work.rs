@@ -1,0 +1,230 @@
+//! The threads that carry requests out. One has those that change something, one after the other,
+//! as a file system may keep it waiting; the other one tells, and waits for nothing.
+
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use capstan_control::answer::{Ending, LogLevel, Version};
+use capstan_control::{ConfigForm, Failure, Kind, PROTOCOL, Request};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::{Steering, lost_by};
+
+/// How a request ended.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Answer(Value),
+    /// The target ends behind the answer.
+    Stop(Value),
+    Failed(Failure),
+}
+
+/// A request, and where its outcome goes.
+struct Job {
+    request: Request,
+    caller: String,
+    done: oneshot::Sender<Outcome>,
+}
+
+/// The threads. They end with the process, or when this is dropped and they have nothing to do.
+pub(crate) struct Work {
+    changes: mpsc::Sender<Job>,
+    questions: mpsc::Sender<Job>,
+}
+
+impl Work {
+    /// Starts them.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub(crate) fn start(steering: &Arc<Steering>) -> io::Result<Self> {
+        let start = |name: &str| {
+            let (give, jobs) = mpsc::channel::<Job>();
+            let steering = Arc::clone(steering);
+            let work = move || {
+                for job in jobs {
+                    let outcome = steering.carry_out(&job.request, &job.caller);
+                    // Who asked may be gone.
+                    let _ = job.done.send(outcome);
+                }
+            };
+            let started = thread::Builder::new().name(name.to_owned()).spawn(work);
+            started.map(|_| give)
+        };
+        Ok(Self {
+            changes: start("steering")?,
+            questions: start("reports")?,
+        })
+    }
+
+    /// Has a request carried out.
+    pub(super) async fn carry_out(&self, request: Request, caller: String) -> Outcome {
+        let to = if is_question(&request) {
+            &self.questions
+        } else {
+            &self.changes
+        };
+        let (done, outcome) = oneshot::channel();
+        let job = Job {
+            request,
+            caller,
+            done,
+        };
+        let ended = |_| "the thread that carries out requests has ended; the log says why";
+        let outcome = match to.send(job).map_err(|_| ()).map_err(ended) {
+            Ok(()) => outcome.await.map_err(|_| ()).map_err(ended),
+            Err(words) => Err(words),
+        };
+        outcome.unwrap_or_else(|words| Outcome::Failed(Failure::new(Kind::Failed, words)))
+    }
+}
+
+fn is_question(request: &Request) -> bool {
+    match request {
+        Request::Version {}
+        | Request::Status {}
+        | Request::ConfigShow { .. }
+        | Request::SubsystemShow { .. }
+        | Request::HostList { .. }
+        | Request::ListenerList {}
+        | Request::ExportList {}
+        | Request::ConnectionList {}
+        | Request::Explain { .. } => true,
+        Request::LogLevel(levels) => levels.level.is_none(),
+        // The file may be on a file system that does not answer.
+        Request::ConfigDiff {} | Request::ConfigSaved {} => false,
+        Request::Reload { .. }
+        | Request::Stop { .. }
+        | Request::SubsystemAdd(_)
+        | Request::SubsystemRemove { .. }
+        | Request::NamespaceAdd(_)
+        | Request::NamespaceRemove(_)
+        | Request::NamespaceResize(_)
+        | Request::HostAllow { .. }
+        | Request::HostDeny { .. }
+        | Request::ListenerAdd(_)
+        | Request::ListenerRemove { .. }
+        | Request::ExportAdd(_)
+        | Request::ExportRemove { .. }
+        | Request::ConnectionDisconnect(_) => false,
+    }
+}
+
+fn told(answer: Result<impl Serialize, Failure>) -> Outcome {
+    match answer.map(|answer| serde_json::to_value(answer)) {
+        Ok(Ok(value)) => Outcome::Answer(value),
+        // Answers have nothing that JSON has not.
+        Ok(Err(error)) => Outcome::Failed(Failure::new(Kind::Failed, error.to_string())),
+        Err(failure) => Outcome::Failed(failure),
+    }
+}
+
+impl Steering {
+    fn carry_out(&self, request: &Request, caller: &str) -> Outcome {
+        // A reload tells the log itself.
+        let is_told = matches!(
+            request,
+            Request::ConfigDiff {} | Request::ConfigSaved {} | Request::Reload { .. }
+        );
+        if is_question(request) || is_told {
+            return self.dispatch(request);
+        }
+        let outcome = self.dispatch(request);
+        let what = in_words(request);
+        match &outcome {
+            Outcome::Answer(_) | Outcome::Stop(_) => tracing::info!("{caller}: {what}: done"),
+            Outcome::Failed(failure) => {
+                tracing::warn!(
+                    "{caller}: {what}: refused: {}",
+                    failure.message.replace('\n', "; ")
+                );
+            }
+        }
+        outcome
+    }
+
+    fn dispatch(&self, request: &Request) -> Outcome {
+        match request {
+            Request::Version {} => told(Ok(Version {
+                protocol: PROTOCOL,
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+            })),
+            Request::Status {} => told(Ok(self.report())),
+            Request::Reload { discard } => told(self.reload(*discard)),
+            Request::Stop { discard } => self.stop(*discard),
+            Request::LogLevel(levels) => told(self.log_level(levels.level.as_deref())),
+            Request::ConfigShow { form } => told(Ok(self.config_text(*form))),
+            Request::ConfigDiff {} => told(self.config_diff()),
+            Request::ConfigSaved {} => told(self.config_saved()),
+            Request::SubsystemAdd(add) => told(self.add_subsystem(add)),
+            Request::SubsystemRemove { nqn } => told(self.remove_subsystem(nqn)),
+            Request::SubsystemShow { nqn } => told(self.subsystems(nqn.as_deref())),
+            Request::NamespaceAdd(add) => told(self.add_namespace(add)),
+            Request::NamespaceRemove(place) => told(self.remove_namespace(place)),
+            Request::NamespaceResize(resize) => told(self.resize_namespace(resize)),
+            Request::HostAllow { subsystem, host } => told(self.allow_host(subsystem, host)),
+            Request::HostDeny { subsystem, host } => told(self.deny_host(subsystem, host)),
+            Request::HostList { subsystem } => told(self.hosts(subsystem.as_deref())),
+            Request::ListenerAdd(add) => told(self.add_listener(add)),
+            Request::ListenerRemove { address } => told(self.remove_listener(address)),
+            Request::ListenerList {} => told(Ok(self.listeners())),
+            Request::ExportAdd(add) => told(self.add_export(add)),
+            Request::ExportRemove { pseudo } => told(self.remove_export(pseudo)),
+            Request::ExportList {} => told(Ok(self.exports())),
+            Request::ConnectionList {} => told(Ok(self.connections())),
+            Request::ConnectionDisconnect(which) => told(self.disconnect(which)),
+            Request::Explain { host } => told(self.explain(host.as_deref())),
+        }
+    }
+
+    fn stop(&self, discard: bool) -> Outcome {
+        let unsaved = self.texts().unsaved().to_vec();
+        if !discard && !unsaved.is_empty() {
+            return Outcome::Failed(Failure::new(Kind::Unsaved, lost_by("stop", &unsaved)));
+        }
+        match told(Ok(Ending { discarded: unsaved })) {
+            Outcome::Answer(value) => Outcome::Stop(value),
+            other => other,
+        }
+    }
+
+    fn log_level(&self, level: Option<&str>) -> Result<LogLevel, Failure> {
+        let was = self.published().config.target.log.as_str().to_owned();
+        if let Some(level) = level.filter(|level| *level != was) {
+            self.set_log_level(level)?;
+        }
+        let level = self.published().config.target.log.as_str().to_owned();
+        Ok(LogLevel { level, was })
+    }
+
+    fn config_text(&self, form: ConfigForm) -> capstan_control::answer::ConfigText {
+        let mut shown = self.texts().shown();
+        if form == ConfigForm::Complete
+            && let Some(file) = shown.files.first_mut()
+        {
+            file.text = self.published().config.to_toml(true);
+            file.read = None;
+        }
+        shown
+    }
+}
+
+/// A request for the log: its method and its parameters.
+fn in_words(request: &Request) -> String {
+    let whole = serde_json::to_value(request).unwrap_or_default();
+    let method = whole
+        .get("method")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let params = whole
+        .get("params")
+        .map(Value::to_string)
+        .unwrap_or_default();
+    match params.as_str() {
+        "{}" | "" => method.to_owned(),
+        params => format!("{method} {params}"),
+    }
+}
