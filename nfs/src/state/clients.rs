@@ -13,6 +13,7 @@ use super::limits::{
     Stock, UNCONFIRMED_MAX, UNCONFIRMED_PER_ADDRESS_MAX, accounted_address, allocation_bytes,
     map_entry_bytes,
 };
+use super::revoked::Revoked;
 use super::sessions::CreateReply;
 use super::stable::Record;
 use super::stateids::EntryKind;
@@ -53,6 +54,7 @@ pub(crate) struct Client {
     pub(crate) create_reply: CreateReply,
     pub(crate) sessions: Vec<SessionId>,
     pub(crate) states: BTreeSet<u64>,
+    pub(crate) revoked: Revoked,
     /// RECLAIM_COMPLETE has been sent, and the client is on stable storage.
     pub(crate) has_completed: bool,
     /// Bytes taken for the record.
@@ -365,6 +367,7 @@ impl State {
             create_reply: CreateReply::None,
             sessions: Vec::new(),
             states: BTreeSet::new(),
+            revoked: Revoked::default(),
             has_completed: false,
             bytes: 0,
         };
@@ -427,7 +430,8 @@ impl State {
             }
         }
         if let Some(client) = self.clients.remove(id) {
-            self.bytes.give_back(client.address, client.bytes);
+            let bytes = client.bytes.saturating_add(client.revoked.bytes());
+            self.bytes.give_back(client.address, bytes);
             self.actions.push_back(Action::EndClient { client: id });
         }
     }

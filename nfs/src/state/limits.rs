@@ -69,6 +69,15 @@ pub const RANGES_SPLIT_PER_FILE_MAX: usize = 4096;
 /// Lock states of one file, for the same reason.
 pub const LOCK_STATES_PER_FILE_MAX: usize = 4096;
 
+/// Revoked stateids of one client that it has not freed, with its opens and locks of an export that
+/// was taken out: of more the oldest are not known any longer. Each takes [`REVOKED_BYTES`] of what
+/// its open or lock had taken, so that all of them together are within [`STATE_BYTES_MAX`]; a
+/// client has 128 KiB of them at most, and frees one with each request.
+pub const REVOKED_PER_CLIENT_MAX: usize = 4096;
+/// Bytes of one of them: its place by number.
+pub(crate) const REVOKED_BYTES: u64 = map_entry_bytes::<u64, ()>();
+const _: () = assert!(REVOKED_PER_CLIENT_MAX as u64 * REVOKED_BYTES <= 128 << 10);
+
 /// How many times as much as is left one address may have of what is shared: alone three quarters
 /// of it, the next one three quarters of the rest.
 pub const SHARE_TIMES_FREE: u64 = 3;

@@ -291,9 +291,11 @@ impl State {
     /// The change has been carried out: the lock owner's stateid then.
     ///
     /// # Errors
-    /// NFS4ERR_BAD_STATEID: the locks are gone, and [`Action::ReleaseLocks`] has said so.
+    /// NFS4ERR_ADMIN_REVOKED: the locks are gone, and [`Action::ReleaseLocks`] has said so.
     pub fn commit_lock(&mut self, intent: &LockIntent) -> Result<Stateid, Status> {
-        let pending = self.end_change(intent).ok_or(Status::BAD_STATEID)?;
+        // While it is under way its client is not ended and its file is not closed: nothing but a
+        // reload that takes out the export can have ended it.
+        let pending = self.end_change(intent).ok_or(Status::ADMIN_REVOKED)?;
         let number = pending.lock.0;
         let file = self
             .files

@@ -32,18 +32,18 @@
 //!   lock or anonymous I/O conflicts with something it holds, when a bound is reached, or after a
 //!   day.
 //! * A client's state goes as a whole, with its sessions: it sees NFS4ERR_BADSESSION and starts
-//!   again. There are therefore no single revoked stateids.
+//!   again. Single stateids are revoked only with the export of their files (`revoked.rs`).
 //! * No delegations, no layouts, no back channel.
 
 mod clients;
 mod config;
-mod exports;
 mod grace;
 pub mod limits;
 mod locks;
 mod opens;
 mod ranges;
 mod recording;
+mod revoked;
 mod sessions;
 mod shares;
 mod slots;

@@ -204,7 +204,7 @@ impl Session {
         Ok(())
     }
 
-    fn sequence_result(&self, arguments: &Sequence) -> SequenceOk {
+    fn sequence_result(&self, arguments: &Sequence, status_flags: SequenceStatus) -> SequenceOk {
         let slots = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         SequenceOk {
             sessionid: arguments.sessionid,
@@ -212,8 +212,8 @@ impl Session {
             slotid: arguments.slotid,
             highest_slotid: slots.saturating_sub(1),
             target_highest_slotid: self.target.saturating_sub(1),
-            // No back channel can be down, state goes with its session, and nothing moves.
-            status_flags: SequenceStatus::empty(),
+            // No back channel can be down, expired state goes with its session, and nothing moves.
+            status_flags,
         }
     }
 
@@ -263,6 +263,7 @@ impl State {
         }
         let last_reserved = slot.reserved();
         self.clients.renew(client, now_us);
+        let flags = self.status_of(client, now_us);
         self.bind(peer.connection, arguments.sessionid);
         let Some(session) = self.sessions.get_mut(&arguments.sessionid) else {
             return Err(Status::BADSESSION);
@@ -270,7 +271,9 @@ impl State {
         match numbered {
             Numbered::Replay(reply) => return Ok(Sequenced::Replay(reply)),
             Numbered::Uncached => {
-                return Ok(Sequenced::Uncached(session.sequence_result(arguments)));
+                return Ok(Sequenced::Uncached(
+                    session.sequence_result(arguments, flags),
+                ));
             }
             Numbered::New => {}
         }
@@ -300,7 +303,7 @@ impl State {
         }
         session.adapt_slots(&self.replies);
         let fore = session.fore;
-        let reply = session.sequence_result(arguments);
+        let reply = session.sequence_result(arguments, flags);
         let generation = session.generation;
         if let Some(slot) = session.slot_mut(arguments.slotid) {
             slot.sequence = arguments.sequenceid;

@@ -129,25 +129,34 @@ impl State {
         Stateid { seqid, other }
     }
 
+    /// The number in a stateid of this instance of the server.
+    fn number_of(&self, stateid: Stateid) -> Option<u64> {
+        let [a, b, c, d, number @ ..] = stateid.other;
+        let is_own = u32::from_be_bytes([a, b, c, d]) == self.instance
+            && stateid.kind() == StateidKind::Ordinary;
+        is_own.then(|| u64::from_be_bytes(number))
+    }
+
     /// The entry that `stateid` stands for: one of this client. Those of earlier instances of the
     /// server are bad, not stale, in this minor version (RFC 8881, section 15.1.16.5).
     ///
     /// # Errors
-    /// NFS4ERR_BAD_STATEID and NFS4ERR_OLD_STATEID (section 8.2.4).
+    /// NFS4ERR_BAD_STATEID, NFS4ERR_ADMIN_REVOKED whatever the seqid, and NFS4ERR_OLD_STATEID
+    /// (section 8.2.4).
     pub(crate) fn find_state(
         &self,
         client: ClientId,
         stateid: Stateid,
     ) -> Result<(u64, &Entry), Status> {
-        let [a, b, c, d, number @ ..] = stateid.other;
-        let number = u64::from_be_bytes(number);
-        let entry = self
-            .states
-            .get(&number)
-            .filter(|entry| entry.client == client)
-            .filter(|_| u32::from_be_bytes([a, b, c, d]) == self.instance)
-            .filter(|_| stateid.kind() == StateidKind::Ordinary)
-            .ok_or(Status::BAD_STATEID)?;
+        let number = self.number_of(stateid).ok_or(Status::BAD_STATEID)?;
+        let own = self.states.get(&number);
+        let Some(entry) = own.filter(|entry| entry.client == client) else {
+            return Err(if self.is_revoked(client, number) {
+                Status::ADMIN_REVOKED
+            } else {
+                Status::BAD_STATEID
+            });
+        };
         check_seqid(stateid.seqid, entry.seqid)?;
         Ok((number, entry))
     }
@@ -182,12 +191,17 @@ impl State {
         self.find_state(client, stateid).err().unwrap_or(Status::OK)
     }
 
-    /// FREE_STATEID (RFC 8881, section 18.38).
+    /// FREE_STATEID (RFC 8881, section 18.38), by which a client also says that it knows of state
+    /// that it has lost.
     ///
     /// # Errors
     /// NFS4ERR_BAD_STATEID, NFS4ERR_OLD_STATEID; NFS4ERR_LOCKS_HELD for an open, and for locks that
     /// are held or about to be.
     pub fn free_stateid(&mut self, client: ClientId, stateid: Stateid) -> Result<(), Status> {
+        let number = self.number_of(stateid).ok_or(Status::BAD_STATEID)?;
+        if self.free_revoked(client, number) {
+            return Ok(());
+        }
         let (number, entry) = self.find_state(client, stateid)?;
         match entry.kind {
             EntryKind::Open(_) => Err(Status::LOCKS_HELD),

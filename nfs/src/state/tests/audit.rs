@@ -41,7 +41,9 @@ impl State {
 
     fn audit_stocks(&self) {
         let states = self.states.values();
-        let of_clients: u64 = self.clients.all().map(|(_, client)| client.bytes).sum();
+        let clients = self.clients.all();
+        let of_clients = clients.map(|(_, client)| client.bytes + client.revoked.bytes());
+        let of_clients: u64 = of_clients.sum();
         let of_sessions: u64 = self.sessions.values().map(|session| session.bytes).sum();
         let of_states: u64 = states.clone().map(|entry| entry.bytes).sum();
         let pending: usize = self.files.values().map(|file| file.pending.len()).sum();
@@ -75,6 +77,7 @@ impl State {
                 assert_eq!(self.sessions[session].client, *id);
             }
             for state in &client.states {
+                assert!(!client.revoked.contains(*state));
                 assert_eq!(self.states[state].client, *id);
             }
         }

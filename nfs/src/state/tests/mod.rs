@@ -8,6 +8,7 @@ mod locks;
 mod model;
 mod opens;
 mod recording;
+mod revoked;
 mod sessions;
 mod slots;
 mod stateless;

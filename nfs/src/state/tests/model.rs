@@ -117,6 +117,12 @@ impl World {
         if what % 32 == 0 {
             server.wait_us(u64::from(a) * LEASE_US / 64);
             server.state.handle_timers(server.now_us);
+            if b % 16 == 0 {
+                backend.reach("an export is taken out");
+                server
+                    .state
+                    .give_up_exports(|export| export == u64::from(c % 2));
+            }
         } else if remote.host.is_none() {
             join(server, remote, number + 1, u64::from(a % 2));
         } else if let Some(host) = remote.host.clone() {
@@ -176,7 +182,7 @@ fn operate(
     host: &Host,
     (what, _, a, b, c): Step,
 ) {
-    let key = file(a % 2);
+    let key = FileKey::new(u64::from(a % 2), &[a % 2; 28]).unwrap();
     let place = range(u64::from(b % 24), u64::from(c % 12) + 1);
     match what % 32 {
         1..=3 => {
@@ -304,9 +310,15 @@ fn operate(
         }
         29 => {
             if let Some((_, lock)) = pick(&remote.locks, a)
+                && let tested = server.state.test_stateid(host.client, lock)
                 && server.state.free_stateid(host.client, lock).is_ok()
             {
-                backend.reach("a lock state is freed");
+                let is_revoked = tested == Status::ADMIN_REVOKED;
+                backend.reach(if is_revoked {
+                    "revoked locks are freed"
+                } else {
+                    "a lock state is freed"
+                });
             }
         }
         30 => {
@@ -367,6 +379,8 @@ fn everything_is_reached() {
         "a lock is denied",
         "a lock has to wait",
         "a lock state is freed",
+        "an export is taken out",
+        "revoked locks are freed",
         "slots are given up",
         "a client is ended",
         "a client goes",
