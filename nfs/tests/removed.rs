@@ -34,15 +34,16 @@ fn told(client: &mut Client) -> SequenceStatus {
 }
 
 fn tested(client: &mut Client, stateids: [Stateid; 2]) -> [Status; 2] {
-    client.run(&[Op::TestStateid(List::of(&stateids))], |results| {
-        match results {
+    client.run(
+        &[Op::TestStateid(List::of(&stateids))],
+        |results| match results {
             [OpResult::TestStateid(statuses)] => {
                 let statuses: Vec<_> = statuses.iter().collect();
                 statuses.try_into().unwrap()
             }
             other => panic!("{other:?}"),
-        }
-    })
+        },
+    )
 }
 
 #[test]
