@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::fcntl::{OFlag, open};
@@ -25,7 +24,7 @@ use crate::key::{Key, OWNER_BYTES};
 use crate::limits::EXPORTS;
 use crate::name::NameRule;
 use crate::pseudo::{NestedExport, PseudoTree};
-use crate::still;
+use crate::still::{self, Calls};
 use crate::sys::{self, NoHandle};
 use crate::uuid::file_system_id;
 use crate::writers::Writers;
@@ -93,8 +92,8 @@ pub struct Export {
     writers: Arc<Writers>,
     /// Number of the directory that it is mounted on, once it was looked for.
     mounted_on: OnceLock<Option<u64>>,
-    /// Its file system stands still ([`crate::still`]).
-    is_still: AtomicBool,
+    /// What is known of calls of it that hang.
+    calls: Calls,
 }
 
 /// File systems whose directories nothing but this kernel changes, and show each change behind a
@@ -176,7 +175,7 @@ impl Export {
             outer,
             writers: writers.clone(),
             mounted_on: OnceLock::new(),
-            is_still: AtomicBool::new(false),
+            calls: Calls::default(),
         })
     }
 
@@ -221,9 +220,9 @@ impl Export {
         *self.mounted_on.get_or_init(find)
     }
 
-    /// Whether its file system stands still ([`crate::still`]).
-    pub(crate) const fn is_still(&self) -> &AtomicBool {
-        &self.is_still
+    /// What is known of calls of it that hang.
+    pub(crate) const fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     pub(crate) fn root(&self) -> BorrowedFd<'_> {

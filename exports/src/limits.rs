@@ -64,6 +64,17 @@ pub const CHANGES_SEEN: usize = 8;
 /// long as a disk takes.
 pub const STILL_AFTER: Duration = Duration::from_secs(2);
 /// Calls of an export that hang before its file system counts as standing still
-/// ([`still`](crate::still)): a quarter of the threads that may take the places of others
-/// (`SPARE_THREADS_MAX` of `rpc-server`), so that three exports can.
-pub const STILL_CALLS: usize = 16;
+/// ([`still`](crate::still)), and most threads that others take the places of because of it.
+///
+/// Of the 64 that there are at most (`SPARE_THREADS_MAX` of `rpc-server`) five exports that hang
+/// have 60, and four are left for what belongs to none. Of `n` threads, of which half are kept free
+/// while calls are only slow, one export has `n + 12 - n / 2` under way when it is known to be
+/// crowded, and 12 others are in their places then: half of `n` are free, also behind the second to
+/// the fifth.
+pub const STILL_CALLS: usize = 12;
+/// Calls of an export that are stuck before no more than [`STILL_CALLS`] of it are carried out at
+/// once: a few that write much to a medium are no reason to put others off.
+pub const CROWDED_CALLS: usize = 4;
+const _: () = assert!(CROWDED_CALLS < STILL_CALLS && 5 * STILL_CALLS < 64);
+/// How long a call lasts before it counts as one of those.
+pub const STUCK_AFTER: Duration = Duration::from_millis(500);

@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use capstan_rdma::Source;
 use capstan_reactor::Clock;
 use rustc_hash::FxHashMap;
 
 use crate::limits::{
     AHEAD_PER_WORKER, AT_ONCE_BYTES_MIN, AT_ONCE_BYTES_PER_TURN, LOOK_WORKERS_US, SPARE_BYTES,
-    SPARE_MAX, SPARE_ONE_MAX_BYTES, SPARE_SHORT_BYTES,
+    SPARE_MAX, SPARE_ONE_MAX_BYTES, SPARE_SHORT_BYTES, SPARE_THREADS_MAX,
 };
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Program};
@@ -22,10 +23,14 @@ use crate::workers::{Items, Task, Work, Workers};
 pub(crate) struct Calls {
     workers: Workers,
     max: usize,
+    /// How many calls may be under way now: beside [`max`](Self::max) those that are stuck and
+    /// those that are held back; fewer, where other threads do not take the places of all.
+    now_max: usize,
     /// What the workers have.
     under_way: usize,
-    /// Threads that are stuck in a call: as many more calls may be under way.
-    stuck: usize,
+    threads: usize,
+    /// Threads that were in slow calls when they were last looked at.
+    slow: usize,
     /// When the threads are looked at next; `None` while nothing is under way.
     look_at_us: Option<u64>,
     /// The program has been told since when calls wait.
@@ -54,11 +59,13 @@ impl Calls {
         Self {
             workers,
             max: threads.saturating_mul(AHEAD_PER_WORKER.saturating_add(1)),
+            now_max: threads.saturating_mul(AHEAD_PER_WORKER.saturating_add(1)),
+            threads,
             under_way: 0,
-            stuck: 0,
+            slow: 0,
             look_at_us: None,
             is_told: false,
-            turns: Turns::default(),
+            turns: Turns::new(threads, SPARE_THREADS_MAX),
             leaving: FxHashMap::default(),
             ended: VecDeque::new(),
             tasks: Vec::new(),
@@ -72,13 +79,12 @@ impl Calls {
     /// The connection whose turn it is, if a worker can take something. Ends that the program is to
     /// be told of come first.
     pub(crate) fn next_ready(&mut self) -> Option<ConnectionName> {
-        let max = self.max.saturating_add(self.stuck);
-        while self.under_way < max
+        while self.under_way < self.now_max
             && let Some(connection) = self.ended.pop_front()
         {
             self.give(Work::Ended(connection));
         }
-        if self.under_way >= max {
+        if self.under_way >= self.now_max {
             return None;
         }
         self.turns.pop()
@@ -127,6 +133,7 @@ impl Calls {
             self.at_once = Some(task);
         } else {
             self.tell_waits(task.arrived_us, program);
+            self.turns.started(task.source());
             self.give(Work::Call(task));
         }
     }
@@ -164,10 +171,20 @@ impl Calls {
     /// of those that are with connections `oldest_us` is the oldest.
     pub(crate) fn look(&mut self, oldest_us: Option<u64>, now_us: u64, program: &dyn Program) {
         let looked = self.workers.look(now_us);
-        let was_stuck = std::mem::replace(&mut self.stuck, looked.stuck.len());
-        if was_stuck > 0 || self.stuck > 0 {
-            program.stuck(&looked.stuck);
-        }
+        let slow = looked.slow.len();
+        let was_slow = std::mem::replace(&mut self.slow, slow);
+        let replaced = if was_slow > 0 || slow > 0 {
+            program.slow(&looked.slow)
+        } else {
+            0
+        };
+        let threads = self.workers.replace(slow.saturating_sub(replaced));
+        let free = threads.saturating_sub(looked.stuck).min(self.threads);
+        self.now_max = free
+            .saturating_mul(AHEAD_PER_WORKER.saturating_add(1))
+            .saturating_add(looked.stuck)
+            .saturating_add(looked.held_back);
+        self.turns.set_slow(&looked.slow_sources);
         let oldest_us = [oldest_us, looked.oldest_us].into_iter().flatten().min();
         // What comes from now on is later.
         let now = (self.under_way > 0).then_some(now_us);
@@ -183,6 +200,12 @@ impl Calls {
         }
         self.under_way = self.under_way.saturating_add(1);
         self.workers.give(work);
+    }
+
+    /// A worker has carried out a call of an address.
+    pub(crate) fn carried_out(&mut self, source: Source) {
+        self.turns.finished(source);
+        self.done();
     }
 
     /// A worker is done with something.

@@ -16,9 +16,15 @@ pub const AHEAD_PER_WORKER: usize = 1;
 /// How long a thread is in one call before another one takes its place, in microseconds: many times
 /// as long as a disk takes. Counted from when it is first looked at ([`LOOK_WORKERS_US`]).
 pub const STUCK_US: u64 = 500_000;
-/// How often the threads are looked at while calls are under way, in microseconds.
-pub const LOOK_WORKERS_US: u64 = 250_000;
-/// Threads that there are at most in place of others that are stuck. Each has a call and the buffer
+/// How long a thread is in one call before the call counts as slow, in microseconds: longer than a
+/// disk takes that is not overloaded. The address of a slow call has half of the threads at most,
+/// and where more than half of them are in slow calls, others take the places of these.
+pub const SLOW_US: u64 = 100_000;
+/// How often the threads are looked at while calls are under way, in microseconds: a slow call is
+/// found within twice as long.
+pub const LOOK_WORKERS_US: u64 = 100_000;
+/// Threads that there are at most in place of others that are stuck. The calls of one address have
+/// half of these as well. Each has a call and the buffer
 /// of a reply: 64 of [`CALL_MAX_BYTES`] and [`REPLY_MAX_BYTES`] are some 130 MiB, if all are as
 /// long as they may be.
 pub const SPARE_THREADS_MAX: usize = 64;

@@ -130,10 +130,12 @@ pub trait Program: Send + Sync + 'static {
         let _ = since;
     }
 
-    /// These threads are in one call each for so long. Told now and then while there are any, and
-    /// once when there are none any more. It must not block.
-    fn stuck(&self, threads: &[(ThreadId, Duration)]) {
-        let _ = threads;
+    /// These threads are in one call each for so long ([`SLOW_US`](crate::limits::SLOW_US) and
+    /// more). Told now and then while there are any, and once when there are none any more. How
+    /// many of them others may take the places of: the program knows what they wait for, and that
+    /// one thing should not take all that there are. It must not block.
+    fn slow(&self, threads: &[(ThreadId, Duration)]) -> usize {
+        threads.len()
     }
 
     /// A connection has ended, and no call of it is under way. It may block.

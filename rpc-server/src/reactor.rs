@@ -46,7 +46,7 @@ impl Reactor {
             count = count.saturating_add(1);
             match message {
                 Message::Answered(task) => {
-                    self.common.calls.done();
+                    self.common.calls.carried_out(task.source());
                     self.answered(task);
                 }
                 Message::Told => self.common.calls.done(),

@@ -1,7 +1,10 @@
 //! The threads that carry out calls.
 //!
 //! A thread that is in one call for long, as of a file system that stands still, is *stuck*:
-//! another one takes its place until it comes back, up to [`SPARE_THREADS_MAX`].
+//! another one takes its place until it comes back, up to [`SPARE_THREADS_MAX`]. Calls that take
+//! less, and still long, are *slow*: an address with slow calls leaves half of the threads to
+//! others ([`crate::turns`]), and where more than half of the threads are in slow calls, others
+//! take the places of these at once.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,11 +17,13 @@ use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use capstan_memory::Span;
+use capstan_rdma::Source;
 use capstan_reactor::Sender;
 use capstan_rpcrdma::xdr::{REDUCED_ITEMS_MAX, Reader, ReducedItem, Writer};
 
-use crate::limits::{REPLY_MAX_BYTES, SPARE_THREADS_MAX, STUCK_US};
+use crate::limits::{REPLY_MAX_BYTES, SLOW_US, SPARE_THREADS_MAX, STUCK_US};
 use crate::program::{Arguments, Call, ConnectionNumber, Outcome, Program, Results, Wire};
+use crate::turns::{Slow, bounds_of_slow};
 
 /// Reduced items by value.
 #[derive(Clone, Copy, Default, Debug)]
@@ -112,6 +117,11 @@ impl Task {
         }
     }
 
+    /// The address that it counts for.
+    pub(crate) fn source(&self) -> Source {
+        Source::of(self.peer.ip())
+    }
+
     /// Has `program` carry the call out.
     fn carry_out(&mut self, program: &dyn Program) {
         self.answer_with(|call, reply| Some(program.call(call, reply)));
@@ -185,6 +195,14 @@ pub(crate) enum Work {
 }
 
 impl Work {
+    /// Whose call it is; `None` for the end of a connection.
+    fn source(&self) -> Option<Source> {
+        match self {
+            Self::Call(task) => Some(task.source()),
+            Self::Ended(_) => None,
+        }
+    }
+
     /// When the call came, in microseconds; `None` for the end of a connection.
     fn arrived_us(&self) -> Option<u64> {
         match self {
@@ -220,6 +238,12 @@ struct Queue {
     closed: bool,
     /// The threads, by their numbers.
     seats: Vec<Seat>,
+    /// Addresses that had slow calls when it was last looked.
+    slow: Vec<Source>,
+    /// Threads that are to be free.
+    count: usize,
+    /// Of those that are slow, so many have no other in their place: the program said so.
+    unreplaced: usize,
 }
 
 /// What is known of a thread.
@@ -233,18 +257,35 @@ struct Seat {
     begun: u64,
     /// The work that it is carrying out now, as [`Work::arrived_us`] of it; `None` when idle.
     at: Option<Option<u64>>,
+    /// Whose call that is.
+    source: Option<Source>,
     /// `begun` when it was last looked at, and when it was first seen to have that value, in
     /// microseconds.
     seen: (u64, u64),
+    is_slow: bool,
+    /// It is slow as well.
     is_stuck: bool,
 }
 
 impl Queue {
-    /// Threads that there are, and of these those that are stuck.
-    fn threads(&self) -> (usize, usize) {
-        let taken = self.seats.iter().filter(|seat| seat.is_taken);
-        let stuck = taken.clone().filter(|seat| seat.is_stuck);
-        (taken.count(), stuck.count())
+    /// How many of the seats are so.
+    fn count(&self, is_so: impl Fn(&Seat) -> bool) -> usize {
+        self.seats.iter().filter(|seat| is_so(seat)).count()
+    }
+
+    /// Threads that there are.
+    fn threads(&self) -> usize {
+        self.count(|seat| seat.is_taken)
+    }
+
+    /// Threads that are to be there: as many as are to be free, and those that take the places of
+    /// stuck ones, or of slow ones where these are more than half.
+    fn wanted(&self) -> usize {
+        let replaced = |count: usize| count.saturating_sub(self.unreplaced);
+        let stuck = replaced(self.count(|seat| seat.is_stuck));
+        let slow = replaced(self.count(|seat| seat.is_slow));
+        let extra = stuck.max(slow.saturating_sub(self.count.div_ceil(2)));
+        self.count.saturating_add(extra.min(SPARE_THREADS_MAX))
     }
 
     /// Reserves a number for one more thread.
@@ -260,23 +301,23 @@ impl Queue {
         number
     }
 
-    /// The threads that are stuck, and for how long.
-    fn stuck(&self, now_us: u64) -> Vec<(ThreadId, Duration)> {
-        let stuck = self.seats.iter().filter(|seat| seat.is_stuck);
-        let stuck = stuck.filter_map(|seat| {
+    /// The threads that are in slow calls, and for how long.
+    fn slow(&self, now_us: u64) -> Vec<(ThreadId, Duration)> {
+        let slow = self.seats.iter().filter(|seat| seat.is_slow);
+        let slow = slow.filter_map(|seat| {
             let time_us = now_us.saturating_sub(seat.seen.1);
             Some((seat.thread?, Duration::from_micros(time_us)))
         });
-        stuck.collect()
+        slow.collect()
     }
 
-    /// A thread has finished its work. Returns whether it was stuck.
+    /// A thread has finished its work. Returns whether another one may have taken its place.
     fn comes_back(&mut self, number: usize) -> bool {
         let Some(seat) = self.seats.get_mut(number) else {
             return false;
         };
-        seat.at = None;
-        std::mem::replace(&mut seat.is_stuck, false)
+        (seat.at, seat.source, seat.is_stuck) = (None, None, false);
+        std::mem::replace(&mut seat.is_slow, false)
     }
 
     fn is_of(&mut self, number: usize, thread: ThreadId) {
@@ -293,23 +334,61 @@ impl Queue {
 
     /// Takes the next work for a thread.
     fn next_of(&mut self, number: usize) -> Option<Work> {
-        let work = self.work.pop_front()?;
+        let full = self.full();
+        let may_begin = |work: &Work| !work.source().is_some_and(|of| full.contains(&of));
+        let next = self.work.iter().position(may_begin)?;
+        let work = self.work.remove(next)?;
         if let Some(seat) = self.seats.get_mut(number) {
             seat.begun = seat.begun.saturating_add(1);
             seat.at = Some(work.arrived_us());
+            seat.source = work.source();
         }
         Some(work)
     }
 
-    /// Marks threads as stuck that have been in the same work for [`STUCK_US`].
-    fn look(&mut self, now_us: u64) {
+    /// Addresses that have slow calls, and as many threads as they may have.
+    fn full(&self) -> Vec<Source> {
+        let (free, all) = bounds_of_slow(self.count, SPARE_THREADS_MAX);
+        let is_full = |source: &Source| {
+            let own = |seat: &Seat| seat.source == Some(*source);
+            let not_stuck = self.count(|seat| own(seat) && !seat.is_stuck);
+            not_stuck >= free || self.count(own) >= all
+        };
+        let slow = self.slow.iter();
+        slow.filter(|source| is_full(source)).copied().collect()
+    }
+
+    /// How many calls wait that are of these addresses.
+    fn waiting_of(&self, sources: &[Source]) -> usize {
+        let of_them = self.work.iter().filter_map(Work::source);
+        of_them.filter(|source| sources.contains(source)).count()
+    }
+
+    /// Marks threads as slow and as stuck that have been in the same work for [`SLOW_US`] and
+    /// [`STUCK_US`]. Returns the addresses that have such calls.
+    fn look(&mut self, now_us: u64) -> Vec<Slow> {
         for seat in self.seats.iter_mut().filter(|seat| seat.at.is_some()) {
             if seat.seen.0 != seat.begun {
                 seat.seen = (seat.begun, now_us);
-            } else if now_us.saturating_sub(seat.seen.1) >= STUCK_US {
-                seat.is_stuck = true;
+                continue;
+            }
+            let time_us = now_us.saturating_sub(seat.seen.1);
+            seat.is_slow = time_us >= SLOW_US;
+            seat.is_stuck = time_us >= STUCK_US;
+        }
+        let mut slow: Vec<Slow> = Vec::new();
+        for seat in self.seats.iter().filter(|seat| seat.is_slow) {
+            let Some(source) = seat.source else {
+                continue;
+            };
+            let stuck = usize::from(seat.is_stuck);
+            match slow.iter_mut().find(|of| of.source == source) {
+                Some(of) => of.stuck = of.stuck.saturating_add(stuck),
+                None => slow.push(Slow { source, stuck }),
             }
         }
+        self.slow = slow.iter().map(|of| of.source).collect();
+        slow
     }
 
     /// When the oldest call came of which the program may not have seen anything yet. It has seen
@@ -335,16 +414,20 @@ impl Shared {
 pub(crate) struct Looked {
     /// When the oldest call came of which the program may not have seen anything yet.
     pub(crate) oldest_us: Option<u64>,
-    /// Threads that are stuck, and for how long.
-    pub(crate) stuck: Vec<(ThreadId, Duration)>,
+    /// How many threads are stuck.
+    pub(crate) stuck: usize,
+    /// Threads that are in slow calls, these included, and for how long.
+    pub(crate) slow: Vec<(ThreadId, Duration)>,
+    /// Addresses with slow calls.
+    pub(crate) slow_sources: Vec<Slow>,
+    /// Calls that no thread takes for now, as their addresses have slow ones.
+    pub(crate) held_back: usize,
 }
 
 /// The threads.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     name: String,
-    /// Threads that are not stuck.
-    count: usize,
     threads: Vec<JoinHandle<()>>,
     /// A spare thread could not be started, which was logged.
     is_short: bool,
@@ -375,6 +458,9 @@ impl Workers {
                 idle: 0,
                 closed: false,
                 seats: Vec::new(),
+                slow: Vec::new(),
+                count,
+                unreplaced: 0,
             }),
             filled: Condvar::new(),
             program: Arc::clone(program),
@@ -383,7 +469,6 @@ impl Workers {
         let mut workers = Self {
             shared,
             name: name.to_owned(),
-            count,
             threads: Vec::with_capacity(count),
             is_short: false,
         };
@@ -395,10 +480,10 @@ impl Workers {
 
     fn start_one(&mut self) -> io::Result<()> {
         let number = self.shared.queue().take_seat();
-        let (shared, count) = (Arc::clone(&self.shared), self.count);
+        let shared = Arc::clone(&self.shared);
         let started = thread::Builder::new()
             .name(format!("{}{number}", self.name))
-            .spawn(move || work(&shared, number, count));
+            .spawn(move || work(&shared, number));
         match started {
             Ok(thread) => self.threads.push(thread),
             Err(error) => {
@@ -419,18 +504,35 @@ impl Workers {
         }
     }
 
-    /// Finds threads that are stuck, and starts others for them.
+    /// Finds threads that are slow or stuck.
     pub(crate) fn look(&mut self, now_us: u64) -> Looked {
         let mut queue = self.shared.queue();
-        queue.look(now_us);
-        let (threads, stuck) = queue.threads();
+        let slow_sources = queue.look(now_us);
+        let held_back = queue.waiting_of(&queue.full());
         let looked = Looked {
             oldest_us: queue.oldest_us(),
-            stuck: queue.stuck(now_us),
+            stuck: queue.count(|seat| seat.is_stuck),
+            slow: queue.slow(now_us),
+            slow_sources,
+            held_back,
         };
+        // What was held back may not be any more.
+        let is_awaited = queue.idle > 0 && !queue.work.is_empty();
+        drop(queue);
+        if is_awaited {
+            self.shared.filled.notify_all();
+        }
+        looked
+    }
+
+    /// Starts threads for those that are slow or stuck, of which `unreplaced` are to have no other
+    /// in their place. Returns how many there are to be.
+    pub(crate) fn replace(&mut self, unreplaced: usize) -> usize {
+        let mut queue = self.shared.queue();
+        queue.unreplaced = unreplaced;
+        let (threads, wanted) = (queue.threads(), queue.wanted());
         drop(queue);
         self.threads.retain(|thread| !thread.is_finished());
-        let wanted = self.count.saturating_add(stuck.min(SPARE_THREADS_MAX));
         for _ in threads..wanted {
             let started = self.start_one();
             let was_short = std::mem::replace(&mut self.is_short, started.is_err());
@@ -444,7 +546,7 @@ impl Workers {
                 break;
             }
         }
-        looked
+        wanted
     }
 
     /// Lets the threads end, and waits for them where they have nothing to do any more.
@@ -466,19 +568,16 @@ impl Drop for Workers {
     }
 }
 
-/// The thread of a number, of which `count` are to be free.
-fn work(shared: &Shared, number: usize, count: usize) {
+/// The thread of a number.
+fn work(shared: &Shared, number: usize) {
     let program = &*shared.program;
     shared.queue().is_of(number, thread::current().id());
     loop {
         let mut queue = shared.queue();
-        let was_stuck = queue.comes_back(number);
-        if was_stuck {
-            let (threads, stuck) = queue.threads();
-            if threads.saturating_sub(stuck) > count {
-                queue.leave_seat(number);
-                return;
-            }
+        let was_slow = queue.comes_back(number);
+        if was_slow && queue.threads() > queue.wanted() {
+            queue.leave_seat(number);
+            return;
         }
         let work = loop {
             if let Some(work) = queue.next_of(number) {

@@ -160,11 +160,12 @@ impl Service {
 
 impl Program for Service {
     fn call(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {
-        still::begin_call();
+        let _in_call = still::begin_call();
         rpc::carry_out(self, call, reply)
     }
 
     fn at_once(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Option<Outcome> {
+        let _in_call = still::begin_call();
         rpc::carry_out_at_once(self, call, reply)
     }
 
@@ -189,9 +190,9 @@ impl Program for Service {
         rpc::refuse(call, reply)
     }
 
-    fn stuck(&self, threads: &[(ThreadId, Duration)]) {
+    fn slow(&self, threads: &[(ThreadId, Duration)]) -> usize {
         let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
-        self.exports.stand_still(threads, &mut still);
+        self.exports.stand_still(threads, &mut still)
     }
 
     fn waits_since(&self, since: Option<Instant>) {

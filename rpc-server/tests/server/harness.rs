@@ -1,7 +1,7 @@
 //! A server on a thread of its own, and a client over TCP.
 
 use std::io::Read;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
@@ -96,6 +96,15 @@ impl Running {
 
     pub(crate) fn connect(&self) -> Client {
         Client::new(self.address())
+    }
+
+    /// A client of another address: 127.0.0.`last`.
+    pub(crate) fn connect_from(&self, last: u8) -> Client {
+        let SocketAddr::V4(address) = self.address() else {
+            panic!("it listens at {}", self.address());
+        };
+        let stream = tcp::connect_from(Ipv4Addr::new(127, 0, 0, last), address);
+        Client { stream }
     }
 
     /// Waits for the end of a server that was stopped.

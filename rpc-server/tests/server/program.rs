@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, ThreadId};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use capstan_rpc_server::limits::REPLY_MAX_BYTES;
 use capstan_rpc_server::{Call, ConnectionNumber, Data, Outcome, Program};
@@ -41,6 +41,8 @@ pub(crate) struct Tester {
     pub(crate) gives_at_once: AtomicBool,
     /// Threads that have carried out calls.
     threads: Mutex<HashSet<ThreadId>>,
+    /// How many threads that are stuck others may take the places of.
+    pub(crate) replaced_max: AtomicUsize,
     /// What was said of the oldest call that waits.
     pub(crate) waits_since: Mutex<Option<Instant>>,
 }
@@ -57,7 +59,14 @@ struct State {
 
 impl Tester {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::default()
+        let tester = Self::default();
+        tester.replaced_max.store(usize::MAX, Ordering::Relaxed);
+        Arc::new(tester)
+    }
+
+    /// How many calls wait at the gate.
+    pub(crate) fn waiting(&self) -> usize {
+        self.state.lock().unwrap().waiting
     }
 
     pub(crate) fn open_gate(&self) {
@@ -178,6 +187,10 @@ impl Program for Tester {
         reply.u32(1).unwrap();
         reply.u32(REFUSED).unwrap();
         Outcome::Reply
+    }
+
+    fn slow(&self, threads: &[(ThreadId, Duration)]) -> usize {
+        threads.len().min(self.replaced_max.load(Ordering::Relaxed))
     }
 
     fn waits_since(&self, since: Option<Instant>) {
