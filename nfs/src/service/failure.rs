@@ -1,5 +1,7 @@
 //! Why an operation fails, and the status that says so.
 
+use std::cell::Cell;
+
 use capstan_exports::{FileError, FileType};
 use capstan_nfs_proto::v4::reply::NoRoom;
 use capstan_nfs_proto::v4::status::Status;
@@ -30,8 +32,23 @@ impl From<WriteError> for Failure {
 
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
+        if matches!(error.errno(), Some(Errno::EMFILE | Errno::ENFILE)) {
+            WAS_SHORT.set(true);
+        }
         Self(status_of(&error))
     }
+}
+
+thread_local! {
+    /// An operation of this thread has failed for want of a descriptor.
+    static WAS_SHORT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether an operation of this thread has failed for want of a descriptor since this was asked
+/// last. It is asked by the thread that carries the operation out, where what failed deep in it is
+/// not known any more.
+pub(super) fn was_short_of_descriptors() -> bool {
+    WAS_SHORT.take()
 }
 
 /// The status of what a file operation says (RFC 8881, section 15.1).

@@ -353,6 +353,20 @@ impl State {
         Ok(())
     }
 
+    /// Ends clients whose leases have expired, the longest expired first, until one had files open:
+    /// where the process has no descriptor left, as where there are as many opens as there may be.
+    /// Whether one had.
+    pub fn expire_for_files(&mut self, now_us: u64) -> bool {
+        let files = |state: &Self| state.opens.used().saturating_add(state.lock_states.used());
+        let before = files(self);
+        while files(self) == before {
+            if self.expire_longest_lapsed(now_us).is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Whether the client's lease has expired, and none of its requests is under way: what it holds
     /// goes to the next client that wants it.
     fn has_lapsed(&self, client: ClientId, now_us: u64) -> bool {

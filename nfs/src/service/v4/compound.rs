@@ -15,9 +15,10 @@ use capstan_rpcrdma::rpc::{Accepted, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, Writer};
 
 use super::budget::Budget;
-use super::context::{Context, User, Waits};
-use super::operations::{changes_something, may_be_alone};
+use super::context::{Context, Outcome, User, Waits};
+use super::operations::{changes_something, may_be_alone, may_be_repeated};
 use crate::service::Service;
+use crate::service::failure::was_short_of_descriptors;
 use crate::service::rpc::Done;
 use crate::state::{CurrentStateid, InSession, RequestShape, Sequenced, State};
 
@@ -273,10 +274,30 @@ fn step(
         fail(op.num(), Status::REP_TOO_BIG, results);
         return false;
     }
-    if let Err(failure) = context.operation(&op, results) {
+    if let Err(failure) = with_descriptors(context, &op, results) {
         fail(op.num(), failure.0, results);
     }
     results.status() == Status::OK
+}
+
+/// Carries out an operation; once more, where the process has no descriptor left for it and clients
+/// whose leases have expired had some.
+fn with_descriptors(
+    context: &mut Context<'_>,
+    op: &Op<'_>,
+    results: &mut ReplyEncoder<'_, '_>,
+) -> Outcome {
+    // What failed before is not this operation.
+    let _before = was_short_of_descriptors();
+    let outcome = context.operation(op, results);
+    let is_short = outcome.is_err() && was_short_of_descriptors();
+    if is_short && context.may_wait() && may_be_repeated(op.num()) {
+        let given_up = context.service.with_state(State::expire_for_files);
+        if given_up == Ok(true) {
+            return context.operation(op, results);
+        }
+    }
+    outcome
 }
 
 /// The operation behind the SEQUENCE of a request whose reply was not kept (RFC 8881, section

@@ -138,3 +138,9 @@ pub(super) const fn changes_something(op: OpNum) -> bool {
             | OpNum::REMOVEXATTR
     )
 }
+
+/// Whether an operation that has failed for want of a descriptor has done nothing: what changes
+/// something may have done some of it, but OPEN makes a file with its descriptor or not at all.
+pub(super) const fn may_be_repeated(op: OpNum) -> bool {
+    matches!(op, OpNum::OPEN | OpNum::LOCK) || !changes_something(op)
+}
