@@ -10,10 +10,8 @@ use std::sync::Arc;
 use capstan_nfs_proto::v4::status::Status;
 use capstan_nfs_proto::v4::types::{ClientId, Stateid};
 
-use super::limits::{
-    LOCK_STATES_PER_FILE_MAX, RANGES_PER_FILE_MAX, RANGES_SPLIT_PER_FILE_MAX, SHARE_TIMES_FREE,
-    map_entry_bytes,
-};
+use super::limits::map_entry_bytes;
+use super::lock_room::{LOCK_STATES, RANGES, SPLIT_RANGES};
 use super::opens::{File, FileKey, entry_bytes};
 use super::ranges::{Held, LockKind, LockRange};
 use super::shares::Shares;
@@ -24,28 +22,6 @@ use super::{Action, State};
 pub(crate) const RANGE_BYTES: u64 = 2 * size_of::<(LockRange, LockKind)>() as u64;
 /// Ranges that one change adds at most: a range of one kind in the middle of another is three.
 pub(crate) const RANGES_ADDED: u64 = RANGES.added as u64;
-
-/// A bound of what the lock states of one file have together.
-struct FileBound {
-    max: usize,
-    /// How much more there may be after one change.
-    added: usize,
-}
-
-const LOCK_STATES: FileBound = FileBound {
-    max: LOCK_STATES_PER_FILE_MAX,
-    added: 1,
-};
-const RANGES: FileBound = FileBound {
-    max: RANGES_PER_FILE_MAX,
-    added: 2,
-};
-
-/// What unlocking makes of one range beyond those.
-const SPLIT_RANGES: FileBound = FileBound {
-    max: RANGES_SPLIT_PER_FILE_MAX,
-    added: 1,
-};
 
 /// A lock owner's state on a file: what the driver keeps the open file description by that has its
 /// locks. Never used twice.
@@ -59,7 +35,7 @@ pub(crate) struct Pending {
     pub(crate) lock: LockId,
     change: LockChange,
     /// It is beyond [`RANGES`], and within [`SPLIT_RANGES`].
-    is_beyond: bool,
+    pub(crate) is_beyond: bool,
 }
 
 /// Which lock owner a LOCK is of (locker4).
@@ -412,72 +388,6 @@ impl State {
             }
         }
         Some((found?, clients))
-    }
-
-    /// Makes room for the ranges that a change may add to those of a file, as of
-    /// [`State::make_room`].
-    fn make_room_for_ranges(
-        &mut self,
-        client: ClientId,
-        file: &FileKey,
-        now_us: u64,
-    ) -> Result<(), Status> {
-        let each = |file: &File, lock, held: &Held| {
-            let pending = file.pending.iter();
-            let pending = pending.filter(|of| of.lock.0 == lock && !of.is_beyond);
-            held.len()
-                .saturating_sub(held.beyond())
-                .saturating_add(pending.count().saturating_mul(RANGES.added))
-        };
-        self.make_room(client, file, &RANGES, each, now_us)
-    }
-
-    /// Makes room for more of what each lock state of a file has (`each`). Clients whose leases
-    /// have expired go where there is none, the longest expired first.
-    ///
-    /// # Errors
-    /// NFS4ERR_DELAY: the file has as many as it may have, or one address would have more than its
-    /// share of them, as of [`super::limits::Stock::take`].
-    fn make_room(
-        &mut self,
-        client: ClientId,
-        key: &FileKey,
-        bound: &FileBound,
-        each: impl Fn(&File, u64, &Held) -> usize,
-        now_us: u64,
-    ) -> Result<(), Status> {
-        let address = |state: &Self, id| state.clients.by_id(id).map(|client| client.address);
-        let of_client = address(self, client);
-        while let Some(file) = self.files.get(key) {
-            let count = |(number, held): (&u64, &Held)| each(file, *number, held);
-            let all = file.locks.iter().map(count).sum::<usize>();
-            let all = all.saturating_add(bound.added);
-            let free = bound.max.saturating_sub(all);
-            let times = usize::try_from(SHARE_TIMES_FREE).unwrap_or(usize::MAX);
-            let share = free.saturating_mul(times);
-            let is_own = |number: &u64| {
-                let entry = self.states.get(number);
-                entry.and_then(|entry| address(self, entry.client)) == of_client
-            };
-            // All of them together are within one share, so those of this address are, too.
-            if all <= bound.max && all <= share {
-                return Ok(());
-            }
-            let own = file.locks.iter().filter(|(number, _)| is_own(number));
-            let own = own.map(count).sum::<usize>().saturating_add(bound.added);
-            if all <= bound.max && own <= share {
-                return Ok(());
-            }
-            let clients = file.lock_owners.keys().map(|(client, _)| *client);
-            let lapsed = clients.filter(|client| self.has_lapsed(*client, now_us));
-            let renewed_us = |client: &ClientId| {
-                let client = self.clients.by_id(*client);
-                client.map(|client| client.renewed_us)
-            };
-            let longest = lapsed.min_by_key(renewed_us).ok_or(Status::DELAY)?;
-            self.expire(longest, now_us);
-        }
-        Ok(())
     }
 
     fn insert_lock_state(

@@ -38,7 +38,9 @@
 mod clients;
 mod config;
 mod grace;
+mod io;
 pub mod limits;
+mod lock_room;
 mod locks;
 mod opens;
 mod ranges;
@@ -69,10 +71,11 @@ use stateids::Entry;
 
 pub use clients::ExchangedId;
 pub use config::{Config, ConfigError};
+pub use io::{IoAccess, IoPermit};
 pub use locks::{
     Denied, LockChange, LockId, LockIntent, LockRefusal, LockRequest, LockTest, Locker,
 };
-pub use opens::{FileKey, IoAccess, IoPermit, OpenId, OpenRequest, OpenRoom, Opened};
+pub use opens::{FileKey, OpenId, OpenRequest, OpenRoom, Opened};
 pub use ranges::{LocalRange, LockKind, LockRange};
 pub use sessions::DestroySessionPlace;
 pub use shares::Shares;
