@@ -15,8 +15,9 @@ use crate::limits::{
 };
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Program};
+use crate::task::{Items, Task};
 use crate::turns::Turns;
-use crate::workers::{Items, Task, Work, Workers};
+use crate::workers::{Work, Workers};
 
 /// The calls of all connections.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use capstan_rdma::{PEER_REPEATS, Source};
 use crate::calls::Calls;
 use crate::peers::{ConnectionName, Peers};
 use crate::program::{ConnectionNumber, Program, Wire};
+use crate::task::Task;
 use crate::turns::Place;
-use crate::workers::Task;
 
 /// What every connection needs of the reactor.
 pub(crate) struct Common {

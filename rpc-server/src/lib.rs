@@ -8,7 +8,7 @@
 //!
 //! # Where things are
 //! * `server`, `reactor`, `workers`, `calls`, `turns`: the threads, and which call is carried out
-//!   next.
+//!   next. `task`: a call on its way.
 //! * `peers`, `common`: which connections there may be.
 //! * `tcp`: records over TCP. `rdma`: RPC-over-RDMA, with the steps that a call goes through.
 //! * [`limits`]: the bounds of what a client can make grow.
@@ -26,6 +26,7 @@ mod rdma;
 mod reactor;
 mod server;
 mod settings;
+mod task;
 mod tcp;
 mod turns;
 mod workers;

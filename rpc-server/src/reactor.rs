@@ -8,8 +8,9 @@ use crate::common::{Common, End};
 use crate::limits::{ANSWERS_PER_TURN, CLOSE_TIMEOUT_US};
 use crate::program::Wire;
 use crate::rdma::Rdma;
+use crate::task::Task;
 use crate::tcp::Tcp;
-use crate::workers::{Message, Task};
+use crate::workers::Message;
 
 /// The work of a server's thread.
 pub(crate) struct Reactor {

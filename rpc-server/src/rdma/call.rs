@@ -10,7 +10,7 @@ use capstan_rpcrdma::push::{Push, Source};
 use super::device::{Device, Memory, Sink};
 use crate::calls::Spare;
 use crate::limits::{REPLY_MAX_BYTES, RESULTS_MAX_BYTES, SHARE_TIMES_FREE};
-use crate::workers::{Items, Task};
+use crate::task::{Items, Task};
 
 /// A call from the moment when it is received until its reply has left.
 #[derive(Default)]

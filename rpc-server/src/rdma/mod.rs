@@ -40,7 +40,7 @@ use self::wr_id::WrId;
 use crate::common::{Common, End};
 use crate::limits::{CM_EVENTS_PER_TURN, COMPLETIONS_PER_TURN, LOOK_PERIOD_US, RECEIVES};
 use crate::program::{ConnectionNumber, Wire};
-use crate::workers::Task;
+use crate::task::Task;
 
 /// The RDMA devices and connections of a server. Dropped in the order of its fields: queue pairs
 /// first, memory last.

@@ -9,7 +9,7 @@ use capstan_rpcrdma::xdr::{WriteError, Writer};
 use super::call::{Call, Prepared};
 use super::device::Memory;
 use crate::limits::MESSAGE_BYTES;
-use crate::workers::Answer;
+use crate::task::Answer;
 
 /// Where a header has the credits that it grants (RFC 8166, section 4.2).
 pub(super) const CREDITS_AT: usize = 8;

@@ -17,8 +17,8 @@ use crate::limits::{
 };
 use crate::peers::ConnectionName;
 use crate::program::{ConnectionNumber, Outcome, Wire};
+use crate::task::Task;
 use crate::turns::Place;
-use crate::workers::Task;
 
 /// A connection, from its acceptance on.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ use crate::limits::{
     CALLS_PER_TURN, EVENTS_PER_TURN, LOOK_PERIOD_US, QUEUED_BYTES, READ_BYTES, RECEIVED_BYTES,
 };
 use crate::program::{ConnectionNumber, Wire};
-use crate::workers::Task;
+use crate::task::Task;
 
 /// What epoll calls the first listener; the others are below it. Connections are numbered from
 /// below, and never so many.
