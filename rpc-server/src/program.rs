@@ -138,6 +138,12 @@ pub trait Program: Send + Sync + 'static {
         threads.len()
     }
 
+    /// Does what is due by time, whether calls come or not. Told when the server begins, and then
+    /// when the time is over that it asked for; `None`: never again. It must not block.
+    fn on_time(&self) -> Option<Duration> {
+        None
+    }
+
     /// A connection has ended, and no call of it is under way. It may block.
     fn ended(&self, connection: ConnectionNumber);
 }

@@ -22,6 +22,8 @@ pub(crate) struct Reactor {
     /// How long it goes on once it is to stop.
     pub(crate) drain_us: u64,
     pub(crate) phase: Phase,
+    /// When the program has something to do by time.
+    pub(crate) on_time_us: Option<u64>,
 }
 
 /// How far it has come.
@@ -80,6 +82,17 @@ impl Reactor {
         let oldest_us = [self.tcp.oldest_us(), rdma].into_iter().flatten().min();
         let program = &*self.common.program;
         self.common.calls.look(oldest_us, now_us, program);
+    }
+
+    fn tell_the_time(&mut self) {
+        let now_us = self.common.now_us;
+        if self.on_time_us.is_some_and(|at_us| at_us <= now_us) {
+            let next = self.common.program.on_time();
+            let next = next.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+            // Others have a turn in between, whatever it says.
+            let next = next.map(|us| now_us.saturating_add(us.max(1)));
+            self.on_time_us = next;
+        }
     }
 
     /// Lets connections have their calls carried out, in turn, as long as a worker takes one.
@@ -181,6 +194,7 @@ impl Turn for Reactor {
         self.end_displaced();
         self.tcp.look(&mut self.common);
         self.look_at_workers();
+        self.tell_the_time();
         self.start_calls();
         self.tcp.flush(&mut self.common);
         if let Some(rdma) = &mut self.rdma {
@@ -225,7 +239,8 @@ impl Turn for Reactor {
         };
         let rdma = self.rdma.as_ref().and_then(Rdma::next_deadline_us);
         let workers = self.common.calls.next_look_us();
-        let all = [stops_at_us, rdma, self.tcp.next_deadline_us(), workers];
+        let tcp = self.tcp.next_deadline_us();
+        let all = [stops_at_us, rdma, tcp, workers, self.on_time_us];
         all.into_iter().flatten().min()
     }
 

@@ -121,6 +121,7 @@ impl Server {
                 rdma,
                 drain_us: settings.drain_ms.saturating_mul(1000),
                 phase: Phase::Running,
+                on_time_us: Some(0),
             },
             addresses,
             handle: Handle(sender),

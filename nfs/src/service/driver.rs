@@ -23,6 +23,9 @@ use crate::state::{Action, Config, ConnId, State};
 /// long as a disk takes. Threads of the pool that wait longer would be missed by other clients.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
 
+/// How long a grace period is waited for that is over but for calls that came in time.
+const GRACE_LOOK: Duration = Duration::from_millis(100);
+
 /// The state, and the threads that wait for a write to stable storage.
 #[derive(Debug)]
 pub(super) struct Driver {
@@ -296,6 +299,15 @@ impl Service {
         for client in left.ended {
             self.unsynced.end_writer(WriterId(client.0));
         }
+    }
+
+    /// Ends the grace period when its time is over, so that the log says so though no call comes;
+    /// how long it lasts still. What it leaves to be recorded is recorded with the first answer
+    /// that needs it.
+    pub(super) fn end_grace_in_time(&self) -> Option<Duration> {
+        let left_us = self.update_now(State::grace_left_us)?;
+        // Calls that came in time are judged first, and a reclaim among them makes it longer.
+        Some(Duration::from_micros(left_us).max(GRACE_LOOK))
     }
 
     /// No call of the connection is under way any more.

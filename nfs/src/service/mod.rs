@@ -200,6 +200,10 @@ impl Program for Service {
         self.heard_us.store(us, Relaxed);
     }
 
+    fn on_time(&self) -> Option<Duration> {
+        self.end_grace_in_time()
+    }
+
     fn ended(&self, connection: ConnectionNumber) {
         self.connection_ended(ConnId(connection.0));
         self.unsynced.end_writer(v3::writer_of(connection));

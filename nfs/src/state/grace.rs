@@ -76,6 +76,13 @@ impl State {
         self.grace.ends_us.is_some()
     }
 
+    /// How long the grace period still lasts, in microseconds, unless a client reclaims; `None` when
+    /// it is over. Ends it in time.
+    pub fn grace_left_us(&mut self, now_us: u64) -> Option<u64> {
+        self.end_grace_in_time(now_us);
+        Some(self.grace.ends_us?.saturating_sub(now_us))
+    }
+
     pub(crate) fn end_grace_in_time(&mut self, now_us: u64) {
         // A reclaim may have come in time, and wait to be carried out.
         let judged_us = self.judged_us(now_us);
