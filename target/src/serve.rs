@@ -55,6 +55,8 @@ pub struct Running {
     served: Arc<Mutex<Served>>,
     watch: Option<Watch>,
     nfs: Option<NfsServer>,
+    /// There are exports, which cannot be served.
+    is_without_nfs: bool,
     /// Where it listens, with the ports that the kernel chose.
     pub addresses: Vec<SocketAddr>,
 }
@@ -153,6 +155,12 @@ fn status(running: &Running) -> String {
         let each: Vec<_> = addresses.iter().map(ToString::to_string).collect();
         each.join(", ")
     };
+    if running.is_without_nfs {
+        return format!(
+            "listening at {}; NFS is not served, see the log",
+            of(&running.addresses)
+        );
+    }
     match (&running.addresses[..], running.nfs_addresses()) {
         (hosts, []) => format!("listening at {}", of(hosts)),
         ([], clients) => format!("listening for NFS at {}", of(clients)),
@@ -230,6 +238,7 @@ impl Running {
             served: Arc::new(Mutex::new(served)),
             watch: None,
             nfs: None,
+            is_without_nfs: false,
             addresses: Vec::new(),
         };
         let started = mailboxes
@@ -270,7 +279,15 @@ impl Running {
     fn serve_files(&mut self, config: &Config) -> anyhow::Result<()> {
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(files), Some(nfs)) = (served.files_mut(), &config.nfs) {
-            self.nfs = Some(files.serve(nfs)?);
+            match files.serve(nfs) {
+                Ok(server) => self.nfs = Some(server),
+                // Hosts have what is not of NFS's clients.
+                Err(error) if nfs::is_damaged(&error) && !self.addresses.is_empty() => {
+                    tracing::error!("{error:#}; {}", nfs::WITHOUT_NFS);
+                    self.is_without_nfs = true;
+                }
+                Err(error) => return Err(error),
+            }
         }
         nfs::ask_again(&self.served, &mut served).context(nfs::NO_THREAD_TO_ASK)
     }

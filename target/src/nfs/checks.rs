@@ -15,8 +15,8 @@ use capstan_rdma::ProviderKind;
 use nix::errno::Errno;
 use nix::unistd::geteuid;
 
-use super::server::STABLE_FILE;
-use super::{NEEDS_STATE, in_words};
+use super::server::{STABLE_FILE, is_damaged};
+use super::{NEEDS_STATE, WITHOUT_NFS, in_words};
 use crate::listen_error::{Obstacle, obstacle};
 use crate::providers::choose;
 use crate::state;
@@ -92,6 +92,9 @@ pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
                 format!("{error}; nothing, where it is this target that runs"),
             )
         }),
+        Err(error) if is_damaged(&error) => {
+            checks.push(in_its_words(STATE, &format!("{error}; {WITHOUT_NFS}")));
+        }
         Err(error) => checks.push(in_its_words(STATE, &error.to_string())),
     }
     checks.extend(of_owner(folder));

@@ -31,6 +31,16 @@ pub(super) const NEEDS_STATE: &str = "a folder that the target can write to, for
 pub(super) const NO_THREAD_TO_ASK: &str =
     "no thread to ask exports again that do not answer; a reload does so as well";
 
+/// What a start does, and what is to be done, where what clients reclaim is damaged.
+pub(crate) const WITHOUT_NFS: &str = "NFS is not served until then, and its ports are closed; hosts are \
+     served. Then `systemctl restart capstan-target` serves it: clients lose the opens and locks that they \
+     had, and no data that was written";
+
+/// Whether a start has failed for nothing but what clients reclaim.
+pub(crate) fn is_damaged(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(server::is_damaged)
+}
+
 /// A namespace of a subsystem.
 type Place = (Nqn, u32);
 
@@ -93,6 +103,11 @@ impl Files {
         let (server, service) = NfsServer::start(nfs, &self.exports, &folder)?;
         self.service = Some(service);
         Ok(server)
+    }
+
+    /// Whether clients are served.
+    pub(crate) const fn is_served(&self) -> bool {
+        self.service.is_some()
     }
 
     /// Keeps clients from writing the files of these namespaces, before they are opened. The claims

@@ -12,6 +12,7 @@ use capstan_exports::Exports;
 use capstan_nfs::rpcbind::{PERIOD, RPCBIND, Registrar};
 use capstan_nfs::service::{Service, Settings as ServiceSettings};
 use capstan_nfs::state::Config as StateConfig;
+use capstan_nfs::state::stable::file::StableFileError;
 use capstan_rpc_server::limits::SPARE_THREADS_MAX;
 use capstan_rpc_server::{Handle, Listen, Program, RunError, Server, Settings, Transport};
 use nix::sys::resource::{Resource, getrlimit};
@@ -101,6 +102,17 @@ impl NfsServer {
             .map_err(|_| anyhow!("the thread of NFS panicked; see the log above"))?
             .context("NFS ended")
     }
+}
+
+/// Whether what clients reclaim is damaged: hosts need none of it. A file that another target uses,
+/// or a folder that cannot be written to, concerns all of a start.
+pub(super) const fn is_damaged(error: &StableFileError) -> bool {
+    matches!(
+        error,
+        StableFileError::Content { .. }
+            | StableFileError::TooLarge { .. }
+            | StableFileError::Io { call: "read", .. }
+    )
 }
 
 /// Tells rpcbind of the server, where it runs. Only `showmount` and mounts of version 3 without

@@ -31,7 +31,7 @@ impl Served {
 
     /// How many exports are served, where NFS is.
     pub(crate) fn exports(&self) -> Option<usize> {
-        self.nfs.as_ref()?;
+        self.nfs.as_ref().filter(|files| files.is_served())?;
         Some(self.config.nfs.as_ref().map_or(0, |nfs| nfs.exports.len()))
     }
 }
