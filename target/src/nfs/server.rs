@@ -106,7 +106,7 @@ impl NfsServer {
 
 /// Whether what clients reclaim is damaged: hosts need none of it. A file that another target uses,
 /// or a folder that cannot be written to, concerns all of a start.
-pub(super) const fn is_damaged(error: &StableFileError) -> bool {
+pub(super) fn is_damaged(error: &StableFileError) -> bool {
     matches!(
         error,
         StableFileError::Content { .. }
