@@ -26,9 +26,9 @@ use super::busy::with_users;
 use super::disk::{detach, end_process, wait_for_last_user};
 use super::interrupt::{Interrupted, Interrupts, Work, wait_for, within};
 use super::left_over::{StillOpen, abandon, clean_up_ended};
-use super::mount::MOMENT;
 use super::others::{check_seen, in_words};
 use super::tool::run;
+use super::umount::MOMENT;
 use super::unnamed::Unnamed;
 use super::{others, output};
 

@@ -35,6 +35,7 @@ mod serve;
 mod signatures;
 mod taken;
 mod tool;
+mod umount;
 mod unnamed;
 mod values;
 mod volume;
@@ -121,7 +122,7 @@ enum Command {
     /// Attach a volume and mount the file system on it.
     Mount(mount::Mount),
     /// Unmount a file system on a volume, and end the disk that `mount` made.
-    Umount(mount::Umount),
+    Umount(umount::Umount),
     /// List the volumes attached to this machine.
     List(disk::List),
     /// Serve a volume to NBD clients on a unix socket, until SIGINT, SIGTERM or SIGHUP.
