@@ -183,6 +183,9 @@ pub mod internals {
         pub mod kept {
             pub use crate::front_ends::disk::kept::{keep, losses, path};
         }
+        pub mod links {
+            pub use crate::front_ends::disk::links::{links, remove};
+        }
         pub mod loop_device {
             pub use crate::front_ends::disk::loop_device::{
                 LoopDevice, device_numbers, holders, is_configured,

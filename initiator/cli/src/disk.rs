@@ -1,22 +1,17 @@
-//! `capstan attach`, `detach` and `list`: volumes as disks of this machine.
+//! `capstan attach` and `detach`: volumes as disks of this machine.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::internals::disk::clearing::is_its_disk;
-use capstan_initiator::internals::disk::control::{Answer, Request, State, ask_within};
+use capstan_initiator::internals::disk::control::{Answer, State};
 use capstan_initiator::internals::disk::kept;
 use capstan_initiator::internals::disk::mounts::{Mount, mount_at, resolved};
-use capstan_initiator::internals::disk::record::{
-    Record, RecordError, VolumeDir, run_dir, volumes,
-};
-use capstan_initiator::internals::disk::users::{open_in, users_of_unmounted};
-use capstan_initiator::internals::disk::uses::{
-    Use, claimed, claimed_behind_unmount, perhaps_by_overlays,
-};
-use capstan_initiator::internals::words::word_of;
+use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::internals::disk::users::open_in;
+use capstan_initiator::internals::disk::uses::{Use, claimed, claimed_behind_unmount};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -24,21 +19,16 @@ use super::args::OutputArgs;
 use super::force::TELL_AFTER;
 use super::found::found_at;
 use super::interrupt::{Interrupted, Interrupts};
-use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn, when_closed};
+use super::left_over::{clean_up, clean_up_ended, when_closed};
 use super::signatures::{self, Partition};
 use super::tool::Tools;
 use super::volume::{VolumeArgs, require_root};
-use super::{detaching, force, left_over, output, warned, wire};
+use super::volumes::parse_name;
+use super::{detaching, force, left_over, output, volumes as persistent, warned};
 
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
 pub(super) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long the serving processes may take to say how they are, all of them together: each answers
-/// at once, or when it has asked its controller (0.3 s).
-const LIST_PATIENCE: Duration = Duration::from_millis(1500);
-/// How long each may take in any case.
-const ANSWER_AT_ONCE: Duration = Duration::from_millis(50);
 
 /// How long the kernel may take to end a process that is killed, before what keeps it is looked for
 /// in its own requests.
@@ -49,6 +39,13 @@ const KILL_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Attach {
     #[command(flatten)]
     volume: VolumeArgs,
+    /// Name of the volume on this machine, for /dev/capstan/by-name/NAME and for `detach NAME`.
+    #[arg(long, value_parser = parse_name)]
+    name: Option<String>,
+    /// Attach it at every boot: writes it into /etc/capstan/volumes.toml, and where systemd runs
+    /// has `capstan@NAME.service` serve it [default for --name: the end of the NQN].
+    #[arg(long)]
+    persist: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -57,7 +54,14 @@ impl Attach {
     pub(crate) fn run(&self) -> Result<()> {
         // Taken before a thread starts, which must not get them.
         let interrupts = Interrupts::take()?;
-        let (dir, record) = self.volume.attach(None, &interrupts)?;
+        let name = self.name.as_deref();
+        let (dir, record) = if self.persist {
+            require_root("attaching a volume needs root (mount(2), loop devices)")?;
+            persistent::persist(&self.volume, name, &interrupts)?
+        } else {
+            name.map_or(Ok(()), persistent::check_free)?;
+            self.volume.attach(None, name, &interrupts)?
+        };
         let tools = Tools::new(&interrupts, self.volume.patience());
         let partitions = match signatures::partitions(&record.device, &tools) {
             Ok(partitions) => partitions,
@@ -116,10 +120,14 @@ fn partition_json(partition: &Partition) -> Value {
 /// Arguments of `detach`.
 #[derive(Args, Debug)]
 pub(crate) struct Detach {
-    /// The disk, as `attach` printed it, a folder that it is or was being mounted at, or the
-    /// number of its process (PID of `list`); of a volume that has no disk yet, the folder that
-    /// `list` shows.
+    /// The disk, as `attach` printed it, the name of the volume, a folder that it is or was being
+    /// mounted at, or the number of its process (PID of `list`); of a volume that has no disk yet,
+    /// the folder that `list` shows.
     device: PathBuf,
+    /// Take it out of /etc/capstan/volumes.toml, too: it is not attached at the next boot. One that
+    /// is not attached is given by its name.
+    #[arg(long)]
+    persist: bool,
     /// End the serving process first, as when it does not answer: I/O in progress fails, and what
     /// was not written is lost. A disk that is mounted or otherwise in use is left as it is.
     #[arg(long)]
@@ -131,7 +139,13 @@ pub(crate) struct Detach {
 impl Detach {
     pub(crate) fn run(&self) -> Result<()> {
         require_root("detaching a volume needs root")?;
-        let (dir, record) = find_device(&self.device)?;
+        let (dir, record) = match find_device(&self.device) {
+            Ok(found) => found,
+            Err(error) if !self.persist || parse_name(&self.device.to_string_lossy()).is_err() => {
+                return Err(error);
+            }
+            Err(_) => return persistent::forget(&self.device, None),
+        };
         if self.force && record.process.is_alive() {
             // Looked at before anything is touched: a file system would lose its disk.
             if let Some(reason) = claimed(&record) {
@@ -141,6 +155,9 @@ impl Detach {
             when_closed(&record, || clean_up_ended(&dir, &record))?;
         } else {
             detach(&dir, &record)?;
+        }
+        if self.persist {
+            persistent::forget(&self.device, Some(&record))?;
         }
         check_losses(&dir, &record)?;
         if self.output.is_json() {
@@ -157,231 +174,6 @@ pub(super) fn left(record: &Record, mounts: &[Mount], attached: bool) -> Value {
         "mount_points": mounts.iter().map(|m| &m.mount_point).collect::<Vec<_>>(),
         "attached": attached,
     })
-}
-
-/// Arguments of `list`.
-#[derive(Args, Debug)]
-pub(crate) struct List {
-    #[command(flatten)]
-    output: OutputArgs,
-}
-
-impl List {
-    pub(crate) fn run(&self) -> Result<()> {
-        let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
-        let until = Instant::now() + LIST_PATIENCE;
-        let found = volumes(&run_dir()).map_err(|error| match error {
-            RecordError::System { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-                let what = "what root has attached is listed by root";
-                require_root(what).err().unwrap_or_else(|| source.into())
-            }
-            other => other.into(),
-        })?;
-        for (dir, record) in found {
-            match record {
-                Ok(Some(record)) => rows.extend(Row::new(&dir, record, until)?),
-                Ok(None) => clean_up_unborn(&dir),
-                Err(error) => unreadable.push((dir, error.to_string())),
-            }
-        }
-        if self.output.is_json() {
-            let volumes: Vec<Value> = rows.iter().map(Row::json).collect();
-            let unreadable: Vec<Value> = unreadable
-                .iter()
-                .map(|(dir, error)| json!({ "folder": dir.path(), "error": error }))
-                .collect();
-            return output::json(&json!({ "volumes": volumes, "unreadable": unreadable }));
-        }
-        for (_, error) in &unreadable {
-            tracing::warn!("{error}");
-        }
-        if rows.is_empty() && unreadable.is_empty() {
-            return output::line("no volume is attached");
-        }
-        if rows.is_empty() {
-            return Ok(());
-        }
-        output::table(
-            &[
-                "VOLUME",
-                "DEVICE",
-                "SIZE",
-                "MOUNT POINT",
-                "TARGET",
-                "TRANSPORT",
-                "STATE",
-                "PID",
-            ],
-            rows.iter().map(Row::cells),
-        )?;
-        for row in &rows {
-            if let Some(text) = row.state.below() {
-                output::line(&format!("{}: {text}", row.record.name()))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// One volume in the list.
-struct Row {
-    /// What `detach` takes while there is no disk.
-    folder: PathBuf,
-    record: Record,
-    mounts: Vec<Mount>,
-    state: State,
-}
-
-impl Row {
-    /// `None` when the volume's process had died and what it left could be cleaned up.
-    fn new(dir: &VolumeDir, record: Record, until: Instant) -> Result<Option<Self>> {
-        let mounts = left_over::mounts(&record).context("/proc/self/mountinfo")?;
-        let state = if record.process.is_alive() {
-            // One that has no time left to wait for is still asked.
-            let patience = until.saturating_duration_since(Instant::now());
-            let patience = patience.max(ANSWER_AT_ONCE);
-            match ask_within(&dir.control(), Request::Status, patience) {
-                Ok(Answer::Status(state)) => state,
-                Ok(other) => {
-                    let why = format!("answered {other:?}");
-                    mute("confused", Trouble::mute(dir, &record, &mounts, &why))
-                }
-                Err(error) if is_gone(&error) => match record.process.anothers(dir.path()) {
-                    Some(other) => mute("dead", Trouble::anothers(dir, &other)),
-                    None => ending(),
-                },
-                Err(error) => {
-                    let why = match error.kind() {
-                        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                            format!("does not answer within {:.1} s", patience.as_secs_f32())
-                        }
-                        _ => format!("does not answer: {error}"),
-                    };
-                    mute("silent", Trouble::mute(dir, &record, &mounts, &why))
-                }
-            }
-        } else if mounts.is_empty() && clean_up(dir, &record).is_ok() {
-            return Ok(None);
-        } else {
-            mute("dead", Trouble::dead(dir, &record, &mounts))
-        };
-        let mut state = state;
-        if !record.has_disk() && record.process.is_alive() {
-            let folder = word_of(dir.path());
-            state.attention = Some(format!(
-                "it has no disk yet ({}); to give it up: capstan detach {folder}",
-                state.detail
-            ));
-        }
-        if let Some(point) = record.mount_points.first()
-            && state.state != "closing"
-            && mounts.is_empty()
-            && state.attention.is_none()
-        {
-            let (at, folder) = (point.display(), word_of(point));
-            let used = claimed(&record);
-            let is_unused = used.is_none() && record.has_disk() && is_its_disk(&record);
-            let kept = used.filter(|used| !used.folders.is_empty());
-            state.attention = Some(match (kept, users_of_unmounted(&record.device)) {
-                // By force it would end under those that still write to it.
-                (Some(used), _) => format!(
-                    "unmounted from {at}, and its file system lives on: {used}; the disk goes with that"
-                ),
-                (None, Some(users)) => format!(
-                    "unmounted from {at} (lazily), and still in use by {users}: the disk goes when that ends"
-                ),
-                (None, None) if is_unused => not_mounted(&record, &at.to_string()),
-                (None, None) => format!(
-                    "being mounted at {at}, or unmounted from there; {}if that does not end: capstan \
-                     umount --force {folder}",
-                    perhaps_by_overlays()
-                ),
-            });
-        }
-        Ok(Some(Self {
-            folder: dir.path().to_owned(),
-            record,
-            mounts,
-            state,
-        }))
-    }
-
-    fn mount_points(&self) -> Vec<String> {
-        let points = self
-            .mounts
-            .iter()
-            .map(|m| m.mount_point.display().to_string());
-        points.collect()
-    }
-
-    fn json(&self) -> Value {
-        let mut told = json!({
-            "volume": format!("{}/{}", self.record.subnqn, self.record.nsid),
-            "subnqn": self.record.subnqn,
-            "nsid": self.record.nsid,
-            "folder": self.folder,
-            "device": self.record.has_disk().then_some(&self.record.device),
-            "size_bytes": self.record.size_bytes,
-            "lba_bytes": self.record.lba_bytes,
-            "read_only": self.record.read_only,
-            "mount_points": self.mount_points(),
-            "traddr": self.record.traddr,
-            "trsvcid": self.record.trsvcid,
-            "transport": self.record.transport,
-            "state": self.state.state,
-            "attempt": self.state.attempt,
-            "detail": self.state.detail,
-            "held": self.state.held,
-            "attention": self.state.attention,
-            "pid": self.record.process.pid,
-        });
-        wire::add_fields(&mut told, wire::of(&self.record, &self.state));
-        told
-    }
-
-    fn state_in_words(&self) -> String {
-        let State {
-            state,
-            attempt,
-            held,
-            ..
-        } = &self.state;
-        let attempt = attempt.map(|attempt| format!("attempt {attempt}"));
-        let see = self.state.below().map(|_| match state.as_str() {
-            "live" => "but see below".to_owned(),
-            _ => "see below".to_owned(),
-        });
-        let read_only = self.record.read_only.then(|| "read-only".to_owned());
-        let texts = [Some(state.clone()), read_only, attempt, held.clone(), see];
-        let texts: Vec<_> = texts.into_iter().flatten().collect();
-        texts.join(", ")
-    }
-
-    fn cells(&self) -> Vec<String> {
-        let mounts = self.mount_points();
-        vec![
-            format!("{}/{}", self.record.subnqn, self.record.nsid),
-            if self.record.has_disk() {
-                self.record.device.display().to_string()
-            } else {
-                "-".to_owned()
-            },
-            if self.record.size_bytes > 0 {
-                output::size(self.record.size_bytes)
-            } else {
-                "-".to_owned()
-            },
-            if mounts.is_empty() {
-                "-".to_owned()
-            } else {
-                mounts.join(" ")
-            },
-            format!("{}:{}", self.record.traddr, self.record.trsvcid),
-            wire::in_words(&self.record, &self.state),
-            self.state_in_words(),
-            self.record.process.pid.to_string(),
-        ]
-    }
 }
 
 /// What a disk that was to be mounted at `at`, and is not in use, is.
@@ -401,20 +193,13 @@ pub(super) fn ending() -> State {
     }
 }
 
-/// The state of a volume whose process does not tell it.
-fn mute(state: &str, trouble: Trouble) -> State {
-    State {
-        state: state.to_owned(),
-        attention: Some(format!("{}; {}", trouble.seen, trouble.next_in_words())),
-        detail: trouble.seen,
-        ..State::default()
-    }
-}
-
 /// The volume that `name` names: by its disk, a partition of it, a folder that it is or was being
-/// mounted at, its own folder below the state folder, or its process.
+/// mounted at, its own folder below the state folder, its process, or its name.
 pub(super) fn find_device(name: &Path) -> Result<(VolumeDir, Record)> {
     if let Some(found) = find_process(name)? {
+        return Ok(found);
+    }
+    if let Some(found) = find_named(name)? {
         return Ok(found);
     }
     let path = resolved(name).with_context(|| name.display().to_string())?;
@@ -434,7 +219,7 @@ pub(super) fn find_device(name: &Path) -> Result<(VolumeDir, Record)> {
     let found = find(|dir, record| dir.path() == path || has(record))?;
     found.ok_or_else(|| {
         anyhow!(
-            "{} is no volume of capstan ({}), expected the disk of one or its mount point: `capstan list` shows both",
+            "{} is no volume of capstan ({}), expected the disk of one, its name or its mount point: `capstan list` shows them",
             name.display(),
             found_at(name)
         )
@@ -448,6 +233,16 @@ pub(super) fn find_process(name: &Path) -> Result<Option<(VolumeDir, Record)>> {
     match pid.filter(|_| !name.exists()) {
         Some(pid) => find(|_, record| u32::try_from(record.process.pid) == Ok(pid)),
         None => Ok(None),
+    }
+}
+
+/// The volume of this name; `None` where it is a path, or of no volume.
+pub(super) fn find_named(name: &Path) -> Result<Option<(VolumeDir, Record)>> {
+    match name.to_str().filter(|name| parse_name(name).is_ok()) {
+        Some(wanted) if !name.exists() => {
+            find(|_, record| record.volume_name.as_deref() == Some(wanted))
+        }
+        _ => Ok(None),
     }
 }
 

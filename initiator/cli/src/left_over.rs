@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow};
 use capstan_initiator::internals::disk::clearing::{Cleared, clear_loop, clear_loop_later};
+use capstan_initiator::internals::disk::links;
 use capstan_initiator::internals::disk::loop_device::is_configured;
 use capstan_initiator::internals::disk::loop_process::look;
 use capstan_initiator::internals::disk::mounts::{Mount, mounts_of};
@@ -219,6 +220,7 @@ impl std::error::Error for StillOpen {}
 /// Loop device and folder; the FUSE mount went with the process. The folder stays, for another
 /// try, as long as the device does.
 fn take_away(dir: &VolumeDir, record: &Record) -> Result<Cleared> {
+    links::remove(record);
     let cleared = clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
     if cleared == Cleared::WithLastUser {
         return Err(Error::new(StillOpen {

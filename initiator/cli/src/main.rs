@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod busy;
+mod by_name;
 mod claim;
 mod control;
 mod detaching;
@@ -20,9 +21,11 @@ mod idle;
 mod interrupt;
 mod io;
 mod left_over;
+mod list;
 mod log;
 mod logs;
 mod mount;
+mod mount_helper;
 mod mount_options;
 mod named;
 mod offers;
@@ -39,11 +42,13 @@ mod umount;
 mod unnamed;
 mod values;
 mod volume;
+mod volumes;
 mod warned;
 mod wire;
 mod written;
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -53,10 +58,13 @@ use capstan_initiator::internals::variables;
 use capstan_initiator::names;
 use capstan_nvme_proto::text::Shown;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupted;
 use nix::sys::resource::{Resource, getrlimit};
 use values::WrongWords;
+
+/// Exit status of what has failed.
+const FAILED: u8 = 1;
 
 /// Exit status of words that make no command: unknown, missing, without effect, or contradicting
 /// each other, also where clap has taken them one by one.
@@ -115,6 +123,8 @@ enum Command {
     Attach(disk::Attach),
     /// End a disk that `attach` made.
     Detach(disk::Detach),
+    /// Attach the volumes of /etc/capstan/volumes.toml that are not attached yet.
+    ConnectAll(volumes::ConnectAll),
     /// Reset the controller of an attached volume: disconnect, and connect again; its I/O waits.
     Reset(control::Reset),
     /// Look for namespaces again on the controller of an attached volume.
@@ -124,7 +134,7 @@ enum Command {
     /// Unmount a file system on a volume, and end the disk that `mount` made.
     Umount(umount::Umount),
     /// List the volumes attached to this machine.
-    List(disk::List),
+    List(list::List),
     /// Serve a volume to NBD clients on a unix socket, until SIGINT, SIGTERM or SIGHUP.
     ServeNbd(serve::ServeNbd),
     /// Say what this machine lacks, and with an address what keeps it from that target, each with
@@ -136,10 +146,25 @@ enum Command {
     /// The process behind `attach` and `mount`.
     #[command(hide = true)]
     ServeFuse(serve::ServeFuse),
+    /// The process of the unit capstan@NAME.
+    #[command(hide = true)]
+    ServeVolume(volumes::ServeVolume),
+    /// What udev is told of a disk.
+    #[command(hide = true)]
+    UdevNames(volumes::UdevNames),
     /// What a loop device is asked, by a process that may have to wait for it.
     #[command(hide = true)]
     LoopDevice(serve::LoopDevice),
 }
+
+/// Pages of what is no command.
+const PAGES: [(&str, &str); 2] = [
+    ("mount.capstan.8", include_str!("../man/mount.capstan.8")),
+    (
+        "capstan-volumes.toml.5",
+        include_str!("../man/capstan-volumes.toml.5"),
+    ),
+];
 
 /// Arguments of `man`.
 #[derive(Debug, Args)]
@@ -150,8 +175,23 @@ struct Man {
 }
 
 impl Man {
+    /// Where a page goes: beside a folder for section 1 there are those of other sections.
+    fn folder_of(&self, page: &str) -> PathBuf {
+        let section = page.rsplit('.').next().unwrap_or_default();
+        match self.to.file_name() {
+            Some(name) if name == "man1" => self.to.with_file_name(format!("man{section}")),
+            _ => self.to.clone(),
+        }
+    }
+
     fn run(&self) -> anyhow::Result<()> {
-        let written = clap_mangen::generate_to(command(), &self.to);
+        let written = clap_mangen::generate_to(command(), &self.to).and_then(|()| {
+            PAGES.iter().try_for_each(|(name, text)| {
+                let folder = self.folder_of(name);
+                fs::create_dir_all(&folder)?;
+                fs::write(folder.join(name), text)
+            })
+        });
         written.with_context(|| {
             format!(
                 "{}: expected a folder that this user can write to",
@@ -164,19 +204,29 @@ impl Man {
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
 fn main() -> ExitCode {
     names::call(named::named);
+    let words: Vec<_> = std::env::args_os().collect();
+    ExitCode::from(match mount_helper::Helper::called(&words) {
+        Some(helper) => helper.run(&words),
+        None => run(&words),
+    })
+}
+
+/// Runs the command line `words`: the exit status.
+fn run(words: &[OsString]) -> u8 {
     if let Err(error) = interrupt::outlive_file_size_limit() {
         output::error(&error);
-        return ExitCode::FAILURE;
+        return FAILED;
     }
-    let cli = match parse(std::env::args_os()) {
+    let cli = match parse(words.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
     if let Err(text) = variables::check() {
         output::error(&anyhow::Error::msg(text));
-        return ExitCode::FAILURE;
+        return FAILED;
     }
-    if cli.is_for_programs {
+    let is_of_mount = matches!(&cli.command, Command::Mount(mount) if mount.is_helper());
+    if cli.is_for_programs || is_of_mount && cli.verbose == 0 {
         output::is_for_programs();
     }
     let is_of_disk = matches!(cli.command, Command::ServeFuse(_));
@@ -202,6 +252,7 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Attach(command) => command.run(),
         Command::Detach(command) => command.run(),
+        Command::ConnectAll(command) => command.run(),
         Command::Reset(command) => command.run(),
         Command::NsRescan(command) => command.run(),
         Command::Mount(command) => command.run(),
@@ -211,13 +262,15 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Man(command) => command.run(),
         Command::ServeFuse(command) => command.run(),
+        Command::ServeVolume(command) => command.run(),
+        Command::UdevNames(command) => command.run(),
         Command::LoopDevice(command) => command.run(),
     };
     // Before the error, which may be what they led to.
     drop(last_lines);
     match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Ok(()) => 0,
+        Err(error) if output::is_closed_pipe(&error) => 0,
         Err(error) => {
             output::error(&error);
             failed(&error)
@@ -227,25 +280,25 @@ fn main() -> ExitCode {
 
 /// The exit status of a command that ends with an error: what a signal has ended has that of a
 /// shell, words that make no command that of clap, and everything else has failed.
-fn failed(error: &anyhow::Error) -> ExitCode {
+fn failed(error: &anyhow::Error) -> u8 {
     if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
-        return ExitCode::from(interrupted.exit_status());
+        return interrupted.exit_status();
     }
     match error.is::<WrongWords>() {
-        true => ExitCode::from(WRONG_WORDS),
-        false => ExitCode::FAILURE,
+        true => WRONG_WORDS,
+        false => FAILED,
     }
 }
 
 /// Says why a command line is not taken (or shows the help that was asked for). A wrong value ends
 /// with the same exit status wherever it is found out.
-fn refused(error: &clap::Error) -> ExitCode {
+fn refused(error: &clap::Error) -> u8 {
     // There is nowhere left to tell that stderr is gone.
     let _ = error.print();
     match error.kind() {
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue => ExitCode::FAILURE,
-        _ if error.use_stderr() => ExitCode::from(WRONG_WORDS),
-        _ => ExitCode::SUCCESS,
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => FAILED,
+        _ if error.use_stderr() => WRONG_WORDS,
+        _ => 0,
     }
 }
 
@@ -285,15 +338,7 @@ fn shown(word: &OsString) -> OsString {
 }
 
 fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
-    let mut command = command();
-    let matches = command
-        .try_get_matches_from_mut(words)
-        .map_err(|error| other_words::with_ours(idle::with_owners(error, &command)))?;
-    idle::check(&mut command, &matches)?;
-    let format = matches
-        .subcommand()
-        .and_then(|(_, matches)| idle::value(matches, "output_format"));
-    let is_for_programs = format == Some(OutputFormat::Json);
+    let matches = checked(words)?;
     if let Some((name, matches)) = matches.subcommand()
         && matches.try_contains_id("traddr").is_ok_and(|has| has)
         && let Ok(connect) = args::ConnectArgs::from_arg_matches(matches)
@@ -301,10 +346,23 @@ fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
         let nsid = idle::value(matches, "namespace_id");
         named::connection(name, &connect.way(), nsid);
     }
+    let format = matches
+        .subcommand()
+        .and_then(|(_, matches)| idle::value(matches, "output_format"));
     Cli::from_arg_matches(&matches).map(|cli| Cli {
-        is_for_programs,
+        is_for_programs: format == Some(OutputFormat::Json),
         ..cli
     })
+}
+
+/// The words of a command line that makes sense.
+fn checked(words: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    let mut command = command();
+    let matches = command
+        .try_get_matches_from_mut(words)
+        .map_err(|error| other_words::with_ours(idle::with_owners(error, &command)))?;
+    idle::check(&mut command, &matches)?;
+    Ok(matches)
 }
 
 /// A small piece of memory that is refused ends the process with words of the standard library,

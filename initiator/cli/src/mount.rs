@@ -15,13 +15,15 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::OutputFormat;
+use super::disk::find;
 use super::found::found_at;
 use super::interrupt::{Interrupted, Interrupts};
+use super::mount_helper::{UMOUNT_HELPER, has_umount_helper, slip_in};
 use super::mount_options::{check_options, kind, without_journal};
 use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
-use super::{force, fs_size, output, read_only, signatures, warned};
+use super::{force, fs_size, left_over, output, read_only, signatures, warned};
 
 /// Arguments of `mount`.
 #[derive(Args, Debug)]
@@ -47,9 +49,17 @@ pub(crate) struct Mount {
         default_value_t = OutputFormat::Normal
     )]
     output: OutputFormat,
+    /// As mount(8) wants it of a helper: silent, and content with what is mounted there already.
+    #[arg(long, hide = true)]
+    as_helper: bool,
 }
 
 impl Mount {
+    /// Whether it is mount(8) that asks.
+    pub(crate) fn is_helper(&self) -> bool {
+        self.as_helper
+    }
+
     pub(crate) fn run(&self) -> Result<()> {
         require_root("mounting a volume needs root")?;
         let meta = std::fs::metadata(&self.mount_point);
@@ -64,15 +74,18 @@ impl Mount {
             bail!("mount point {at} is not there; make it first: `mkdir -p {point}`");
         }
         if let Some(options) = &self.options {
-            check_options(options)?;
+            check_options(options, "--options")?;
             read_only::check(self.volume.read_only, options)?;
+        }
+        if self.as_helper && self.is_mounted()? {
+            return Ok(());
         }
         check_empty(&self.mount_point)?;
         check_hides_no_records(&self.mount_point)?;
         // Taken before a thread starts, which must not get them.
         let interrupts = Interrupts::take()?;
         let point = resolved(&self.mount_point).context("the mount point")?;
-        let (dir, record) = self.volume.attach(Some(&point), &interrupts)?;
+        let (dir, record) = self.volume.attach(Some(&point), None, &interrupts)?;
         let tools = Tools::new(&interrupts, self.volume.patience());
         let mounted = self.mount(&record, &tools);
         if mounted.is_ok() {
@@ -86,6 +99,7 @@ impl Mount {
                 told["fs_type"] = json!(fs_type);
                 output::json(&told)
             }
+            Ok(_) if self.as_helper => Ok(()),
             Ok(fs_type) => output::line(&format!(
                 "{} mounted at {} ({fs_type})",
                 signatures::device_of(&record.device, self.part).display(),
@@ -118,15 +132,14 @@ impl Mount {
             self.volume.share.warn(&fs_type, &self.named(record));
         }
         let read_only = (record.read_only || self.volume.read_only).then_some("ro");
-        let options: Vec<&str> = read_only
-            .into_iter()
+        // Its disk is behind the network: systemd unmounts it before that goes (systemd.mount(5)).
+        let options: Vec<&str> = std::iter::once("_netdev")
+            .chain(has_umount_helper().then_some(UMOUNT_HELPER))
+            .chain(read_only)
             .chain(self.options.as_deref())
             .collect();
         let mut command = Command::new("mount");
-        command.args(["-t", &fs_type]);
-        if !options.is_empty() {
-            command.args(["-o", &options.join(",")]);
-        }
+        command.args(["-t", &fs_type, "-o", &options.join(",")]);
         // A folder may have a name that looks like an option.
         command.arg("--").arg(&device).arg(&self.mount_point);
         if let Err(error) = tools.run(&mut command) {
@@ -157,6 +170,9 @@ impl Mount {
             if let Some(why) = read_only.and_then(|_| without_journal(&fs_type, &options)) {
                 return Err(error.context(format!("{named} {why}")));
             }
+            if let Some(slip) = self.options.as_deref().and_then(slip_in) {
+                return Err(error.context(slip));
+            }
             return Err(error);
         }
         if let Err(error) = check(&self.mount_point, &record.device, &fs_type) {
@@ -182,6 +198,29 @@ impl Mount {
             }
             content => signatures::nothing_to_mount(&what, self.part, device, &content, tools),
         })
+    }
+
+    /// Whether the volume is mounted at the mount point already, which is said: mount(8) sees a
+    /// disk there, and not the volume of fstab(5).
+    fn is_mounted(&self) -> Result<bool> {
+        let point = resolved(&self.mount_point).context("the mount point")?;
+        let Some(mount) = mount_at(&point).context("/proc/self/mountinfo")? else {
+            return Ok(false);
+        };
+        let found = find(|_, record| {
+            let is_it = self.volume.connect.nqn.as_ref() == Some(&record.subnqn)
+                && record.nsid == self.volume.namespace_id;
+            is_it && left_over::mounts(record).is_ok_and(|mounts| mounts.contains(&mount))
+        })?;
+        let Some((_, record)) = found.filter(|(_, record)| record.process.is_alive()) else {
+            return Ok(false);
+        };
+        output::note_for_people(&format!(
+            "{} is mounted at {} already",
+            self.named(&record),
+            self.mount_point.display()
+        ));
+        Ok(true)
     }
 
     /// What is to be mounted, in words.

@@ -39,15 +39,15 @@ pub(super) fn kind(text: &str) -> Result<String, String> {
     )
 }
 
-/// Refuses what mounts another device than the volume's.
-pub(super) fn check_options(options: &str) -> Result<()> {
+/// Refuses what mounts another device than the volume's. `given_by` is what has the options.
+pub(super) fn check_options(options: &str, given_by: &str) -> Result<()> {
     let mut names = options
         .split(',')
         .filter_map(|option| option.split('=').next());
     let others = ["loop", "bind", "rbind", "move", "remount"];
     if let Some(other) = names.find(|name| others.contains(name)) {
         bail!(
-            "--options has {other:?}, expected options of the file system: the volume is a disk already, and is mounted as \
+            "{given_by} has {other:?}, expected options of the file system: the volume is a disk already, and is mounted as \
              that; leave {other:?} out"
         );
     }

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// Names there, and what does it here.
 const WORDS: [(&[&str], &str); 5] = [
     (
-        &["connect", "connect-all"],
+        &["connect"],
         "'attach' makes a namespace a disk of this machine, and 'mount' mounts it; the other commands connect by themselves",
     ),
     (

@@ -87,7 +87,9 @@ fn one_in_words(InTheWay { of, other }: &InTheWay) -> String {
 /// Unmounts a mount in order, and no other one that has come to be seen there.
 pub(super) fn unmount(mount: &Mount) -> Result<()> {
     check_seen(mount)?;
-    run(std::process::Command::new("umount").arg(&mount.mount_point))
+    // Without a helper: that of a volume is this program again.
+    let mut command = std::process::Command::new("umount");
+    run(command.arg("-i").arg(&mount.mount_point))
 }
 
 /// Makes sure that `mount` is what an unmount of its mount point ends.

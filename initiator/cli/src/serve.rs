@@ -11,7 +11,7 @@ use capstan_initiator::AssociationStatus;
 use capstan_initiator::front_ends::Geometry;
 use capstan_initiator::front_ends::nbd::{self, NbdFrontEnd, NbdSocket, STRING_BYTES_MAX};
 use capstan_initiator::internals::disk::loop_process::{self, LoopRequest};
-use capstan_initiator::internals::disk::record::VolumeDir;
+use capstan_initiator::internals::disk::record::{Record, VolumeDir};
 use capstan_initiator::internals::disk::serve::{self, DiskOptions};
 use capstan_initiator::names::Name;
 use capstan_initiator::{Controller, allocation};
@@ -24,6 +24,7 @@ use super::interrupt::{Interrupted, Interrupts, PATIENCE, within};
 use super::output;
 use super::taken::say_taken;
 use super::volume::{Report, VolumeArgs};
+use super::volumes::unit;
 
 /// Between two looks whether the association is still worth serving.
 const STATUS_CHECK: Duration = Duration::from_secs(5);
@@ -174,6 +175,12 @@ pub(crate) struct ServeFuse {
     /// Where it is going to be mounted.
     #[arg(long, value_name = "DIR")]
     mount_point: Option<PathBuf>,
+    /// What it is called on this machine.
+    #[arg(long, value_name = "NAME")]
+    volume_name: Option<String>,
+    /// systemd has started it, is told how it goes, and asks it to end.
+    #[arg(long)]
+    service: bool,
 }
 
 impl ServeFuse {
@@ -187,8 +194,16 @@ impl ServeFuse {
             read_only: self.volume.read_only,
             sharing: self.volume.share.sharing(),
             mount_point: self.mount_point.clone(),
+            volume_name: self.volume_name.clone(),
+            told_to_wait: self.service.then_some(unit::tell),
         };
-        let asked_by = io::stdout();
+        // systemd ends it by a signal.
+        let (asked_by_systemd, _open) = io::pipe().context("pipe")?;
+        let stdout = io::stdout();
+        let asked_by = match self.service {
+            true => asked_by_systemd.as_fd(),
+            false => stdout.as_fd(),
+        };
         let dir = VolumeDir::at(self.volume_dir.clone());
         let mut told = false;
         let result = self
@@ -197,8 +212,12 @@ impl ServeFuse {
             .and_then(|(options, taken)| {
                 let by_discovery =
                     taken.map(|taken| taken.in_words(&options.traddr, options.trsvcid));
-                serve::serve(options, &disk, &dir, asked_by.as_fd(), |record| {
+                serve::serve(options, &disk, &dir, asked_by, |record| {
                     told = true;
+                    if self.service {
+                        unit::tell_ready(&in_words(record));
+                        return Ok(());
+                    }
                     let mut record = record.clone();
                     record.transport_why = record.transport_why.or(by_discovery);
                     report(&Report::Ready(Box::new(record)))
@@ -206,6 +225,10 @@ impl ServeFuse {
                 .map_err(anyhow::Error::from)
             });
         if let Err(error) = &result
+            && self.service
+        {
+            unit::tell(&format!("failed: {}", output::chain(error)));
+        } else if let Err(error) = &result
             && !told
         {
             // The log has it, too, if nobody listens.
@@ -213,6 +236,18 @@ impl ServeFuse {
         }
         result
     }
+}
+
+/// What `systemctl status` shows of a volume.
+fn in_words(record: &Record) -> String {
+    format!(
+        "{} is namespace {} of {} at {} port {}",
+        record.name(),
+        record.nsid,
+        record.subnqn,
+        record.traddr,
+        record.trsvcid
+    )
 }
 
 /// Arguments of `loop-device`.

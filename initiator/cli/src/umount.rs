@@ -31,7 +31,8 @@ use super::{force, left_over, output};
 /// Arguments of `umount`.
 #[derive(Args, Debug)]
 pub(crate) struct Umount {
-    /// Mount point, the disk that is mounted, or the number of its process (PID of `list`).
+    /// Mount point, the disk that is mounted, the name of its volume, or the number of its process
+    /// (PID of `list`).
     target: PathBuf,
     /// Unmount though it is busy or the target does not answer, and end the disk: when that cannot
     /// be done in order within 30 s, the serving process is ended, I/O in progress fails, and what
@@ -218,7 +219,11 @@ impl Umount {
             }
             return Ok((dir, record, of_it));
         }
-        if let Some((dir, record)) = disk::find_process(&self.target)? {
+        let by_word = match disk::find_process(&self.target)? {
+            None => disk::find_named(&self.target)?,
+            found => found,
+        };
+        if let Some((dir, record)) = by_word {
             let mounts = left_over::mounts(&record);
             return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
         }

@@ -1,5 +1,6 @@
 //! Which volume to attach, and the process that serves it.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
@@ -14,7 +15,7 @@ use capstan_initiator::internals::disk::serving::{COMMAND, FOLDER_OPTION};
 use capstan_initiator::internals::words::Word;
 use capstan_initiator::{Options, TakenTransport};
 use clap::builder::PossibleValue;
-use clap::{Args, ValueEnum};
+use clap::{Args, FromArgMatches as _, ValueEnum};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -29,9 +30,13 @@ use super::values::parse_nsid;
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
 /// with `@`, so that file systems on the disk are unmounted before it ends.
-const PROCESS_NAME: &str = "@capstan";
+pub(super) const PROCESS_NAME: &str = "@capstan";
 /// The option of the serving process that says where the disk is going to be mounted.
 const MOUNT_POINT_OPTION: &str = "--mount-point";
+/// The one that says what the volume is called on this machine.
+pub(super) const NAME_OPTION: &str = "--volume-name";
+/// The one that says that systemd has started it, and is told how it goes.
+pub(super) const SERVICE_OPTION: &str = "--service";
 /// How long a process that is killed may take to go, after it had [`PATIENCE`].
 const END_PATIENCE: Duration = Duration::from_millis(600);
 /// Beyond the time that one I/O may take: a tool's own work, and a reconnect that goes well.
@@ -90,8 +95,40 @@ impl VolumeArgs {
         Ok((self.replay.apply(options), taken))
     }
 
+    /// A volume of options of the command line, checked as there.
+    ///
+    /// # Errors
+    /// What contradicts what, in words.
+    pub(super) fn of_words(words: &[String]) -> Result<Self, String> {
+        let words = ["capstan", "attach"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(words.iter().cloned());
+        let words: Vec<_> = words.map(OsString::from).collect();
+        let matches = super::checked(&words);
+        let volume = matches.and_then(|matches| match matches.subcommand() {
+            Some((_, matches)) => Self::from_arg_matches(matches),
+            None => Self::from_arg_matches(&matches),
+        });
+        volume.map_err(|error| {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            first.strip_prefix("error: ").unwrap_or(first).to_owned()
+        })
+    }
+
+    /// Those of its arguments that are not as they are without being given.
+    pub(super) fn given_args(&self) -> Vec<String> {
+        let plain = Self::of_words(&[format!("--traddr={}", self.connect.traddr)]);
+        let plain = plain.map_or_else(|_| Vec::new(), |plain| plain.to_args());
+        let address = format!("--traddr={}", self.connect.traddr);
+        let mut given = self.to_args();
+        given.retain(|word| *word == address || !plain.contains(word));
+        given
+    }
+
     /// The same as arguments, for another process.
-    fn to_args(&self) -> Vec<String> {
+    pub(super) fn to_args(&self) -> Vec<String> {
         let value = |value: &dyn std::fmt::Display| value.to_string();
         let name = |value: Option<PossibleValue>| {
             value.map_or_else(String::new, |value| value.get_name().to_owned())
@@ -163,7 +200,7 @@ impl VolumeArgs {
     }
 
     /// Starts a process that serves the volume, and waits until the disk can be used. It is going
-    /// to be mounted at `mount_point`.
+    /// to be mounted at `mount_point`, and called `name` on this machine.
     ///
     /// # Errors
     /// [`Interrupted`](super::interrupt::Interrupted), or why there is no disk; nothing is left of
@@ -171,6 +208,7 @@ impl VolumeArgs {
     pub(super) fn attach(
         &self,
         mount_point: Option<&Path>,
+        name: Option<&str>,
         interrupts: &Interrupts,
     ) -> Result<(VolumeDir, Record)> {
         require_root("attaching a volume needs root (mount(2), loop devices)")?;
@@ -181,7 +219,7 @@ impl VolumeArgs {
         })?;
         let dir = VolumeDir::create(&run_dir())?;
         let attached = self
-            .spawn(&dir, mount_point)
+            .spawn(&dir, mount_point, name)
             .and_then(|child| wait_until_ready(child, &dir, interrupts));
         match attached {
             Ok(record) => {
@@ -213,7 +251,12 @@ impl VolumeArgs {
         io_timeout.saturating_add(LOOK_PATIENCE)
     }
 
-    fn spawn(&self, dir: &VolumeDir, mount_point: Option<&Path>) -> Result<Child> {
+    fn spawn(
+        &self,
+        dir: &VolumeDir,
+        mount_point: Option<&Path>,
+        name: Option<&str>,
+    ) -> Result<Child> {
         let log = dir.log();
         let log = File::options()
             .append(true)
@@ -233,6 +276,7 @@ impl VolumeArgs {
                     .iter()
                     .flat_map(|point| [MOUNT_POINT_OPTION.as_ref(), point.as_os_str()]),
             )
+            .args(name.iter().flat_map(|name| [NAME_OPTION, name]))
             .args(self.to_args())
             .current_dir("/")
             .stdin(Stdio::null())

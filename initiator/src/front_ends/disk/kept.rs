@@ -97,6 +97,8 @@ mod tests {
             read_only: false,
             mount_points: Vec::new(),
             fuse: None,
+            volume_name: None,
+            identifier: None,
         };
         fs::write(volume.log(), "what happened\n").unwrap();
         let lost = Losses(vec!["one".to_owned(), "two".to_owned()]);

@@ -145,6 +145,12 @@ pub struct Record {
     /// The connection of its FUSE file.
     #[serde(default)]
     pub fuse: Option<FuseConnection>,
+    /// Its name on this machine (`/etc/capstan/volumes.toml`), if it has one.
+    #[serde(default)]
+    pub volume_name: Option<String>,
+    /// What the target calls the namespace: `uuid.…`, `nguid.…` or `eui.…`.
+    #[serde(default)]
+    pub identifier: Option<String>,
 }
 
 impl Record {
@@ -348,7 +354,7 @@ pub fn volumes(run_dir: &Path) -> Result<Vec<Found>, RecordError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::{Path, PathBuf};
@@ -356,7 +362,7 @@ mod tests {
     use super::{Record, VolumeDir, volumes};
     use crate::front_ends::disk::serving::Process;
 
-    fn record() -> Record {
+    pub(in super::super) fn record() -> Record {
         Record {
             process: Process::this().unwrap(),
             device: PathBuf::from("/dev/loop0"),
@@ -374,6 +380,8 @@ mod tests {
             read_only: false,
             mount_points: Vec::new(),
             fuse: None,
+            volume_name: None,
+            identifier: None,
         }
     }
 

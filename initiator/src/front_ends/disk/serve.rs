@@ -18,20 +18,21 @@ use super::control::{Answer, ControlSocket, Request, State};
 use super::going::{Stays, detach};
 use super::health::Health;
 use super::kept;
+use super::links;
 use super::loop_process::{self, LoopProcessError, LoopRequest};
 use super::making::{Making, close};
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
 use super::set_up::SetUp;
+use super::status::state;
 use crate::claim::{Claim, ClaimError, Holder, Sharing};
-use crate::controller::{Controller, Snapshot};
+use crate::controller::Controller;
 use crate::error::{ConnectError, IoError, Losses};
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fuse::FuseError;
 use crate::front_ends::fuse::file_system::source_name;
 use crate::front_ends::unwritten::SharedUnwritten;
-use crate::host::AssociationStatus;
 use crate::options::Options;
 use crate::transports::TakenTransport;
 use crate::way::Way;
@@ -57,6 +58,11 @@ pub struct DiskOptions {
     pub sharing: Sharing,
     /// Where it is going to be mounted.
     pub mount_point: Option<PathBuf>,
+    /// Its name on this machine, if it has one.
+    pub volume_name: Option<String>,
+    /// Of a process that a service manager has started and asks to end by signals: called with what
+    /// that waits for. The disk ends with its last user then, and no signal ends it sooner.
+    pub told_to_wait: Option<fn(&str)>,
 }
 
 /// A volume could not be attached.
@@ -131,6 +137,7 @@ struct Disk {
     life: OwnedFd,
     unwritten: SharedUnwritten,
     health: Health,
+    told_to_wait: Option<fn(&str)>,
     /// Until the association has ended, and with it the last write; none of a disk that is
     /// read-only.
     _claim: Option<Claim>,
@@ -153,6 +160,19 @@ impl Disk {
         }
         state.silent_ms = self.health.silent_ms();
         state
+    }
+
+    /// Has the kernel end it when nobody uses it any more, which is what keeps it now.
+    fn end_with_last_user(&self, stays: &Stays) {
+        let ends = match loop_process::set_autoclear(&self.record.device) {
+            Ok(()) => "the disk ends with that".to_owned(),
+            Err(error) => format!("then: capstan detach {} ({error})", self.record.name()),
+        };
+        let text = format!("asked to end, but {stays}; {ends}, and until then nothing is lost");
+        tracing::warn!("{text}");
+        if let Some(told_to_wait) = self.told_to_wait {
+            told_to_wait(&text);
+        }
     }
 
     /// What the kernel wrote to it and is not there.
@@ -213,6 +233,7 @@ fn serve_until_detached(
     };
     let mut disk = attach(options, disk, dir, &making)?;
     let controller = disk.controller.clone();
+    links::make(&disk.record);
     let result = dir
         .write(&disk.record)
         .map_err(ServeError::from)
@@ -221,6 +242,7 @@ fn serve_until_detached(
         if let Err(reason) = detach(&disk.record, disk.life.as_fd(), None) {
             tracing::error!("the disk stays: {reason}");
         }
+        links::remove(&disk.record);
         controller.close();
         return Err(error);
     }
@@ -231,6 +253,7 @@ fn serve_until_detached(
         "attached"
     );
     let result = wait(&mut disk, &signals, &control, dir);
+    links::remove(&disk.record);
     // The disk is gone: nobody is to wait for an answer until the controller has been told.
     drop(control);
     if matches!(result, Err(ServeError::Forced(_))) {
@@ -289,6 +312,8 @@ fn attach(
         read_only: disk.read_only,
         mount_points: disk.mount_point.iter().cloned().collect(),
         fuse: None,
+        volume_name: disk.volume_name.clone(),
+        identifier: None,
     };
     dir.write(&record)?;
     let transport = options.transport;
@@ -323,6 +348,7 @@ fn attach(
         let subnqn = subnqn.as_str();
         Some(Claim::new(subnqn, namespace, disk.sharing, holder)?)
     };
+    record.identifier = links::identifier(namespace);
     record.size_bytes = geometry.size_bytes;
     record.lba_bytes = geometry.lba_bytes;
     record.read_only = geometry.read_only;
@@ -344,6 +370,7 @@ fn attach(
             life,
             unwritten: unwritten.clone(),
             health: Health::new(),
+            told_to_wait: disk.told_to_wait,
             _claim: claim,
         }),
         Err(error) => {
@@ -388,6 +415,13 @@ fn wait(
         }
         while let Ok(Some(signal)) = signals.read_signal() {
             if i32::try_from(signal.ssi_signo) == Ok(Signal::SIGHUP as i32) {
+                continue;
+            }
+            if disk.told_to_wait.is_some() {
+                match detach(&disk.record, disk.life.as_fd(), None) {
+                    Ok(()) => return Ok(End::Signal),
+                    Err(stays) => disk.end_with_last_user(&stays),
+                }
                 continue;
             }
             if asked.is_some_and(|asked| !asked.is_insisted_on()) {
@@ -482,102 +516,5 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
             "no thread tells {path} its new size: {error}; it keeps the old one, and `losetup --set-capacity {path}` \
              tries again"
         );
-    }
-}
-
-pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
-    let (state, attempt) = match &now.status {
-        AssociationStatus::Live => ("live", None),
-        AssociationStatus::Connecting { attempt, .. }
-        | AssociationStatus::Waiting { attempt, .. } => ("reconnecting", Some(*attempt)),
-        AssociationStatus::Resetting => ("reconnecting", None),
-        AssociationStatus::Failed(_) => ("lost", None),
-        AssociationStatus::ShuttingDown | AssociationStatus::Closed => ("closing", None),
-    };
-    let of_it = |texts: &[(u32, String)]| {
-        let found = texts.iter().find(|(of, _)| *of == nsid);
-        found.map(|(_, text)| text.clone())
-    };
-    let of_namespace = of_it(&now.attention);
-    let detail = match &of_namespace {
-        Some(text) => format!("{}; {text}", now.status),
-        None => now.status.to_string(),
-    };
-    let attention = of_namespace.or_else(|| refusal(&now.status));
-    let refused = of_it(&now.refused);
-    // The controller is there, and the volume is not.
-    let state = match state {
-        "live" if refused.is_some() => "refused",
-        state => state,
-    };
-    State {
-        state: state.to_owned(),
-        attempt,
-        detail,
-        held: now.held.map(|held| held.to_string()),
-        attention,
-        medium: None,
-        refused,
-        scanning: now.scanning,
-        silent_ms: None,
-        wire: Box::new(WireFields::of(now.wire.as_ref())),
-    }
-}
-
-/// That the target does not want this host, which no attempt changes by itself: a target that is
-/// there, and says so.
-fn refusal(status: &AssociationStatus) -> Option<String> {
-    let (AssociationStatus::Connecting {
-        cause: Some(cause), ..
-    }
-    | AssociationStatus::Waiting { cause, .. }) = status
-    else {
-        return None;
-    };
-    let is_refusal = matches!(
-        **cause,
-        ConnectError::Refused { .. }
-            | ConnectError::Rejected {
-                by_target: true,
-                ..
-            }
-    );
-    is_refusal.then(|| format!("the target does not take it back, and its I/O waits: {status}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::{AssociationStatus, ConnectError, refusal};
-
-    /// Most outages over RDMA are told by the machine of the target, on which nothing listens.
-    #[test]
-    fn only_a_target_that_is_there_refuses_and_says_until_when_io_waits() {
-        let of = |by_target| {
-            let cause = ConnectError::Rejected {
-                qid: 0,
-                reason: "a reason".to_owned(),
-                next: "a step".to_owned(),
-                by_target,
-            };
-            refusal(&AssociationStatus::Waiting {
-                attempt: 3,
-                next_in_ms: 400,
-                fails_in_ms: Some(17_000),
-                cause: Arc::new(cause),
-            })
-        };
-        assert_eq!(of(false), None);
-        let told = of(true).expect("it is refused");
-        for words in [
-            "does not take it back",
-            "I/O fails in 17 s",
-            "a reason",
-            "a step",
-        ] {
-            assert!(told.contains(words), "{words}: {told}");
-        }
-        assert_eq!(refusal(&AssociationStatus::Live), None);
     }
 }

@@ -16,7 +16,8 @@ use super::loop_process::{LoopAnswer, LoopProcess, LoopProcessError, LoopRequest
 use super::making::Making;
 use super::mounts::mounts;
 use super::record::{Record, VolumeDir};
-use super::serve::{ServeError, state, system};
+use super::serve::{ServeError, system};
+use super::status::state;
 use crate::claim::{Claim, HolderDisk};
 use crate::controller::Controller;
 use crate::front_ends::block::Geometry;
