@@ -28,7 +28,8 @@ complaints=$(systemd-analyze verify --man=no /usr/lib/systemd/system/$unit.servi
 [ -z "$complaints" ] || fail "verify: $complaints"
 
 # What `capstan attach` keeps of root's volumes on the same machine.
-mkdir -m 700 /run/capstan-host /run/capstan-host/0
+systemd-tmpfiles --create capstan.conf
+mkdir -m 700 /run/capstan-host/0
 echo '{}' >/run/capstan-host/0/volume.json
 records() { stat -c '%n %U %a' /run/capstan-host /run/capstan-host/0 /run/capstan-host/0/volume.json; }
 records_before=$(records)
