@@ -86,7 +86,7 @@ impl Mount {
         let interrupts = Interrupts::take()?;
         let point = resolved(&self.mount_point).context("the mount point")?;
         let (dir, record) = self.volume.attach(Some(&point), None, &interrupts)?;
-        let tools = Tools::new(&interrupts, self.volume.patience());
+        let tools = Tools::new(&interrupts, self.volume.patience()).in_this_group(self.as_helper);
         let mounted = self.mount(&record, &tools);
         if mounted.is_ok() {
             interrupts.leave_to_the_kernel()?;

@@ -28,6 +28,8 @@ pub(super) struct Tools<'a> {
     patience: Duration,
     /// The signal that has ended one of them.
     ended_by: Cell<Option<Interrupted>>,
+    /// They are in the process group of this process.
+    in_this_group: bool,
 }
 
 impl<'a> Tools<'a> {
@@ -36,6 +38,16 @@ impl<'a> Tools<'a> {
             interrupts: Some(interrupts),
             patience,
             ended_by: Cell::new(None),
+            in_this_group: false,
+        }
+    }
+
+    /// Leaves them in the process group of this process, where that is one that systemd has made a
+    /// mount in: the kernel lets that group alone come to a folder with an automount.
+    pub(super) fn in_this_group(self, in_this_group: bool) -> Self {
+        Self {
+            in_this_group,
+            ..self
         }
     }
 
@@ -59,7 +71,7 @@ impl<'a> Tools<'a> {
         if let Some(interrupted) = self.ended_by.get() {
             return Err(interrupted.into());
         }
-        let (tool, patience) = (Tool::start(command)?, self.patience);
+        let (tool, patience) = (self.start(command)?, self.patience);
         self.finish(tool, Some(patience))
     }
 
@@ -68,9 +80,16 @@ impl<'a> Tools<'a> {
     /// # Errors
     /// [`Interrupted`]; it cannot be started, or fails.
     pub(super) fn run(&self, command: &mut Command) -> Result<()> {
-        let tool = Tool::start(command)?;
+        let tool = self.start(command)?;
         let words = tool.words.clone();
         check(&words, &self.finish(tool, None)?)
+    }
+
+    fn start(&self, command: &mut Command) -> Result<Tool> {
+        match self.in_this_group {
+            true => Tool::start_in_this_group(command),
+            false => Tool::start(command),
+        }
     }
 
     fn finish(&self, mut tool: Tool, patience: Option<Duration>) -> Result<Output> {
@@ -124,6 +143,7 @@ impl Tools<'_> {
             interrupts: None,
             patience,
             ended_by: Cell::new(None),
+            in_this_group: false,
         }
     }
 
@@ -152,17 +172,20 @@ pub(super) struct Tool {
 }
 
 impl Tool {
+    /// In a group of its own: ctrl-C and timeout(1) signal that of this process, which decides what
+    /// that means.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
+        Self::start_in_this_group(command.process_group(0))
+    }
+
+    fn start_in_this_group(command: &mut Command) -> Result<Self> {
         let words: Vec<_> = std::iter::once(command.get_program())
             .chain(command.get_args())
             .map(|word| Word::new(&word.to_string_lossy()).to_string())
             .collect();
         let words = words.join(" ");
-        // In a group of its own: ctrl-C and timeout(1) signal that of this process, which decides
-        // what that means.
         let child = unblock_signals(command)
             .env("PATH", search_path())
-            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
