@@ -179,12 +179,12 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
         (LogPageAttributes::COMMAND_EFFECTS | LogPageAttributes::SMART_PER_NAMESPACE).bits();
     data.tnvmcap_bytes = capacity_bytes.into();
     data.anatt_seconds = ANA_TRANSITION_SECONDS;
+    // Not that ANAGRPID stays as it is: the operator moves namespaces while hosts use them.
     data.anacap = (AnaCapabilities::OPTIMIZED
         | AnaCapabilities::NON_OPTIMIZED
         | AnaCapabilities::INACCESSIBLE
         | AnaCapabilities::PERSISTENT_LOSS
-        | AnaCapabilities::CHANGE
-        | AnaCapabilities::GROUP_ID_STATIC)
+        | AnaCapabilities::CHANGE)
         .bits();
     data.anagrpmax = ANA_GROUPS_MAX.into();
     data.nanagrpid = ANA_GROUPS_MAX.into();

@@ -70,16 +70,10 @@ impl Namespace {
         self.geometry.read_only || self.gate.closed().has(Closed::WRITE_PROTECTED)
     }
 
-    /// Whether nothing differs that a host could see, or that an I/O queue works with.
+    /// Whether nothing differs but the ANA group, of what a host could see or an I/O queue works
+    /// with.
     fn is_same(&self, other: &Self) -> bool {
-        let key = |namespace: &Self| {
-            (
-                namespace.backend,
-                namespace.geometry,
-                namespace.identity,
-                namespace.anagrpid,
-            )
-        };
+        let key = |of: &Self| (of.backend, of.geometry, of.identity);
         key(self) == key(other)
     }
 }
@@ -149,6 +143,14 @@ impl NamespaceTable {
     /// The highest NSID; 0 without a namespace.
     pub(crate) fn nsid_max(&self) -> u32 {
         self.namespaces.last().map_or(0, |namespace| namespace.nsid)
+    }
+
+    /// Whether a namespace of both is in another ANA group.
+    pub(crate) fn is_regrouped(&self, other: &Self) -> bool {
+        self.iter().any(|namespace| {
+            let other = other.find(namespace.nsid);
+            other.is_some_and(|other| other.anagrpid != namespace.anagrpid)
+        })
     }
 
     /// NSIDs of the namespaces that only one of two tables has, or that differ between them.

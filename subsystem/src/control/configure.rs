@@ -13,9 +13,8 @@ use capstan_nvme_proto::nqn::Nqn;
 
 use super::{Subsystem, Target};
 use crate::action::{Action, ControllerId, DisconnectReason};
-use crate::bounds::ANA_GROUPS_MAX;
 use crate::config::{
-    ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, within,
+    ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
 };
 use crate::controller::ControllerKind;
 use crate::gate::Closed;
@@ -90,8 +89,8 @@ impl Target {
         self.ports.remove(&id).ok_or_else(|| unknown_port(id))?;
         for subsystem in self.subsystems.values_mut() {
             subsystem.config.ports.remove(&id);
+            subsystem.ana.forget_port(id);
         }
-        self.ana_states.retain(|(port, _), _| *port != id);
         self.end_where(DisconnectReason::SubsystemRemoved, |_, association| {
             association.port == id
         });
@@ -183,6 +182,7 @@ impl Target {
                 name: config.nsid.to_string(),
             });
         }
+        subsystem.ana.count_change([config.anagrpid]);
         subsystem.namespaces.insert(config.nsid, config);
         self.namespaces_changed(subnqn);
         Ok(())
@@ -194,10 +194,10 @@ impl Target {
     /// # Errors
     /// When there is no such namespace or subsystem.
     pub fn remove_namespace(&mut self, subnqn: &Nqn, nsid: u32) -> Result<(), ConfigError> {
-        self.subsystem_mut(subnqn)?
-            .namespaces
-            .remove(&nsid)
-            .ok_or_else(|| unknown_namespace(nsid))?;
+        let subsystem = self.subsystem_mut(subnqn)?;
+        let removed = subsystem.namespaces.remove(&nsid);
+        let removed = removed.ok_or_else(|| unknown_namespace(nsid))?;
+        subsystem.ana.count_change([removed.anagrpid]);
         // A namespace that gets this NSID later is another one.
         let counted = self.counted_of(subnqn, nsid);
         let subsystem = self.subsystem_mut(subnqn)?;
@@ -248,54 +248,6 @@ impl Target {
         self.namespace_mut(subnqn, nsid)?.visible_to = visible_to;
         self.namespaces_changed(subnqn);
         Ok(())
-    }
-
-    /// Sets the ANA state of a group of namespaces as reached through a port. Groups start out
-    /// optimized.
-    ///
-    /// # Errors
-    /// When there is no such port, or the group is out of bounds.
-    pub fn set_ana_state(
-        &mut self,
-        port: PortId,
-        group: u32,
-        state: AnaState,
-    ) -> Result<(), ConfigError> {
-        if !self.ports.contains_key(&port) {
-            return Err(unknown_port(port));
-        }
-        within("ANA group", group.into(), 1, ANA_GROUPS_MAX.into())?;
-        if self.ana_state(port, group) == state {
-            return Ok(());
-        }
-        self.ana_states.insert((port, group), state);
-        self.ana_change_count = self.ana_change_count.wrapping_add(1).max(1);
-        let concerned: Vec<ControllerId> = self
-            .controllers
-            .values()
-            .filter(|controller| {
-                controller.association.port == port
-                    && controller
-                        .namespaces
-                        .iter()
-                        .any(|namespace| namespace.anagrpid == group)
-            })
-            .map(|controller| controller.id)
-            .collect();
-        for id in concerned {
-            self.set_gates(id);
-            self.raise(id, AsyncEvent::ANA_CHANGE);
-        }
-        Ok(())
-    }
-
-    /// The ANA state of a group through a port.
-    #[must_use]
-    pub fn ana_state(&self, port: PortId, group: u32) -> AnaState {
-        self.ana_states
-            .get(&(port, group))
-            .copied()
-            .unwrap_or(AnaState::OPTIMIZED)
     }
 
     /// What a host finds in the discovery log: the discovery service on each port, then each
@@ -357,7 +309,7 @@ impl Target {
     }
 
     /// Gives a controller and its I/O queues the namespaces its host may see. Returns whether
-    /// any of them changed.
+    /// any of them changed but for its ANA group, which has an event of its own.
     pub(super) fn show_namespaces(&mut self, id: ControllerId) -> bool {
         let Some(controller) = self.controllers.get_mut(&id) else {
             return false;
@@ -390,7 +342,7 @@ impl Target {
         let generation = controller.namespaces.generation().saturating_add(1);
         let after = NamespaceTable::new(generation, visible);
         let changed = controller.namespaces.differences(&after);
-        if changed.is_empty() {
+        if changed.is_empty() && !controller.namespaces.is_regrouped(&after) {
             return false;
         }
         controller.changed.add(&changed);
@@ -415,7 +367,7 @@ impl Target {
             });
         self.actions.extend(tables);
         self.set_gates(id);
-        true
+        !changed.is_empty()
     }
 
     /// Writes what a controller's host may do with each namespace to where its I/O queues look.
@@ -425,10 +377,12 @@ impl Target {
         };
         let mut look_ends_us: Option<u64> = None;
         for namespace in controller.namespaces.iter() {
-            let state = self.ana_state(controller.association.port, namespace.anagrpid);
-            let subsystem = self.subsystems.get(&controller.association.subnqn);
-            let protected =
-                subsystem.is_some_and(|subsystem| subsystem.protected.contains(&namespace.nsid));
+            let association = &controller.association;
+            let state = self.ana_state(&association.subnqn, association.port, namespace.anagrpid);
+            let subsystem = self.subsystems.get(&association.subnqn);
+            // The operator's word takes effect before the queues have the table that says it.
+            let protected = namespace.geometry.read_only
+                || subsystem.is_some_and(|of| of.protected.contains(&namespace.nsid));
             let reserved = subsystem
                 .and_then(|subsystem| subsystem.reservations.get(&namespace.nsid))
                 .map(|reservation| reservation.closed_for(&controller.association.hostid.0))
@@ -490,13 +444,13 @@ impl Target {
         }
     }
 
-    fn subsystem_mut(&mut self, subnqn: &Nqn) -> Result<&mut Subsystem, ConfigError> {
+    pub(super) fn subsystem_mut(&mut self, subnqn: &Nqn) -> Result<&mut Subsystem, ConfigError> {
         self.subsystems
             .get_mut(subnqn)
             .ok_or_else(|| unknown_subsystem(subnqn))
     }
 
-    fn namespace_mut(
+    pub(super) fn namespace_mut(
         &mut self,
         subnqn: &Nqn,
         nsid: u32,
@@ -508,7 +462,7 @@ impl Target {
     }
 }
 
-fn unknown_port(id: PortId) -> ConfigError {
+pub(super) fn unknown_port(id: PortId) -> ConfigError {
     ConfigError::Unknown {
         what: "port",
         name: id.0.to_string(),

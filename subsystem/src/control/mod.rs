@@ -3,6 +3,7 @@
 
 mod abort;
 mod admin;
+mod ana;
 mod configure;
 mod connect;
 mod cross_reset;
@@ -21,7 +22,6 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
 
 use crate::ConnId;
@@ -36,6 +36,7 @@ use crate::namespace::BackendId;
 use crate::refuse::Refusal;
 use crate::reservation::Reservation;
 use abort::PendingAbort;
+use ana::AnaGroups;
 use fence::Fence;
 use flush::FlushFor;
 use reserve::{Lingering, PendingDrain};
@@ -71,9 +72,6 @@ pub struct Target {
     next_controller: u64,
     /// Where the search for a free discovery CNTLID starts.
     next_discovery_cntlid: u16,
-    /// ANA states other than optimized, and those that were.
-    ana_states: BTreeMap<(PortId, u32), AnaState>,
-    ana_change_count: u64,
     aborts: BTreeMap<AbortId, PendingAbort>,
     next_abort: u64,
     flushes: BTreeMap<FlushId, FlushFor>,
@@ -108,6 +106,7 @@ struct Subsystem {
     config: SubsystemConfig,
     /// By NSID.
     namespaces: BTreeMap<u32, NamespaceConfig>,
+    ana: AnaGroups,
     /// Namespaces that a host has write protected.
     protected: BTreeSet<u32>,
     /// Reservations by NSID, of namespaces where a host ever registered.
@@ -126,6 +125,7 @@ impl Subsystem {
         Self {
             config,
             namespaces: BTreeMap::new(),
+            ana: AnaGroups::new(),
             protected: BTreeSet::new(),
             reservations: BTreeMap::new(),
             next_cntlid: 1,
@@ -164,8 +164,6 @@ impl Target {
             genctr: 0,
             next_controller: 1,
             next_discovery_cntlid: 1,
-            ana_states: BTreeMap::new(),
-            ana_change_count: 1,
             aborts: BTreeMap::new(),
             next_abort: 1,
             flushes: BTreeMap::new(),
@@ -226,10 +224,6 @@ impl Target {
 
     pub(crate) fn genctr(&self) -> u64 {
         self.genctr
-    }
-
-    pub(crate) fn ana_change_count(&self) -> u64 {
-        self.ana_change_count
     }
 
     pub(crate) fn subsystem_config(&self, subnqn: &Nqn) -> Option<&SubsystemConfig> {

@@ -26,18 +26,20 @@ impl Target {
                 .or_default()
                 .push(namespace.nsid);
         }
-        let change_count = self.ana_change_count();
+        let Some(ana) = self.ana(&controller.association.subnqn) else {
+            return;
+        };
         let count = u16::try_from(groups.len()).unwrap_or(u16::MAX);
-        window.put(AnaLogHeader::new(change_count, count).as_bytes());
+        window.put(AnaLogHeader::new(ana.change_count(), count).as_bytes());
         for (group_id, nsids) in groups {
             let nsids = if lsp & RETURN_GROUPS_ONLY != 0 {
                 Vec::new()
             } else {
                 nsids
             };
-            let state = self.ana_state(controller.association.port, group_id);
+            let state = ana.state(controller.association.port, group_id);
             let count = u32::try_from(nsids.len()).unwrap_or(u32::MAX);
-            let header = AnaGroupHeader::new(group_id, count, change_count, state);
+            let header = AnaGroupHeader::new(group_id, count, ana.change_count_of(group_id), state);
             window.put(header.as_bytes());
             for nsid in nsids {
                 window.put(&nsid.to_le_bytes());

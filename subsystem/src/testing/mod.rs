@@ -114,6 +114,8 @@ pub struct Bench {
     pub target: Target,
     /// The clock.
     pub now_us: u64,
+    /// The port that connections come through.
+    pub port: PortId,
     /// Where connections come to.
     pub local: SocketAddr,
     /// Where connections come from.
@@ -188,6 +190,7 @@ impl Bench {
         Self {
             target,
             now_us: 0,
+            port: PORT,
             local: address("10.0.0.5:4420"),
             peer: address("10.0.0.9:50000"),
             queues: BTreeMap::new(),
@@ -316,7 +319,7 @@ impl Bench {
         let data = parameters.encode();
         let request = ConnectRequest {
             conn,
-            port: PORT,
+            port: self.port,
             local: self.local,
             peer: self.peer,
             sizes: QueueSizes {

@@ -487,7 +487,8 @@ fn configure(bench: &mut Bench, action: &OperatorAction) {
             target.set_hosts(&subnqn, HostPolicy::Only(hosts))
         }
         OperatorAction::SetAnaState { group, state } => {
-            target.set_ana_state(super::PORT, u32::from(group & 0b11), AnaState(state & 0xF))
+            let (group, state) = (u32::from(group & 0b11), AnaState(state & 0xF));
+            target.set_ana_state(&subnqn, super::PORT, group, state)
         }
     };
 }

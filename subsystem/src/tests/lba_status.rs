@@ -161,7 +161,10 @@ fn what_cannot_be_asked_is_refused_with_the_reason() {
         assert_eq!(status(get), Status::LBA_OUT_OF_RANGE, "{slba}");
     }
     let state = AnaState::INACCESSIBLE;
-    bench.target.set_ana_state(PORT, 1, state).unwrap();
+    bench
+        .target
+        .set_ana_state(&subnqn(), PORT, 1, state)
+        .unwrap();
     bench.poll();
     let (cqe, _) = bench.admin(&association, &AdminCommand::GetLbaStatus(ALL));
     assert_eq!(cqe.status().code(), Status::ASYMMETRIC_ACCESS_INACCESSIBLE);

@@ -376,7 +376,7 @@ fn ana_groups_are_listed_with_their_states() {
     );
     bench
         .target
-        .set_ana_state(PORT, 3, AnaState::NON_OPTIMIZED)
+        .set_ana_state(&subnqn(), PORT, 3, AnaState::NON_OPTIMIZED)
         .unwrap();
     let (after, list) = groups(&mut bench, 1);
     assert!(before > 0 && after > before);

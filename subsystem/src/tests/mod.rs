@@ -1,6 +1,7 @@
 //! Whole commands against a whole target, seen from the host.
 
 mod abort;
+mod ana;
 mod connect;
 mod cross_reset;
 mod degraded;

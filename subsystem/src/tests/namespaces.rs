@@ -159,20 +159,23 @@ fn ana_states_decide_about_commands_at_once() {
         (AnaState::OPTIMIZED, Status::SUCCESS),
     ];
     for (state, status) in cases {
-        bench.target.set_ana_state(PORT, 1, state).unwrap();
+        bench
+            .target
+            .set_ana_state(&subnqn(), PORT, 1, state)
+            .unwrap();
         assert_eq!(read_status(&mut bench, conn, 1, 0), status, "{state}");
     }
     assert_eq!(events(&mut bench), [AsyncEvent::ANA_CHANGE]);
     bench
         .target
-        .set_ana_state(PORT, 2, AnaState::INACCESSIBLE)
+        .set_ana_state(&subnqn(), PORT, 2, AnaState::INACCESSIBLE)
         .unwrap();
     assert_eq!(read_status(&mut bench, conn, 1, 0), Status::SUCCESS);
 
     // A controller that connects later finds the state as it is.
     bench
         .target
-        .set_ana_state(PORT, 1, AnaState::INACCESSIBLE)
+        .set_ana_state(&subnqn(), PORT, 1, AnaState::INACCESSIBLE)
         .unwrap();
     let later = bench.associate(host(2), subnqn(), 0).unwrap();
     bench.enable(&later);
@@ -328,7 +331,7 @@ fn a_command_that_waited_is_asked_for_again() {
     let lose_path: fn(&mut Bench, &Association) = |bench, _| {
         let target = &mut bench.target;
         target
-            .set_ana_state(PORT, 1, AnaState::INACCESSIBLE)
+            .set_ana_state(&subnqn(), PORT, 1, AnaState::INACCESSIBLE)
             .unwrap();
     };
     let make_read_only: fn(&mut Bench, &Association) = |bench, _| {
@@ -434,8 +437,8 @@ fn mistakes_of_the_operator_are_named() {
         target.set_geometry(&subnqn(), 1, odd),
         target.set_geometry(&subnqn(), 9, GEOMETRY),
         target.remove_namespace(&subnqn(), 9),
-        target.set_ana_state(PortId(9), 1, AnaState::OPTIMIZED),
-        target.set_ana_state(PORT, 0, AnaState::OPTIMIZED),
+        target.set_ana_state(&subnqn(), PortId(9), 1, AnaState::OPTIMIZED),
+        target.set_ana_state(&subnqn(), PORT, 0, AnaState::OPTIMIZED),
         target.remove_port(PortId(9)),
         target.remove_subsystem(&host(1)),
         target.set_ports(&subnqn(), &[PortId(9)].into()),
