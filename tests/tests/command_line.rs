@@ -397,6 +397,14 @@ fn every_command_that_talks_to_a_target_speaks_json() {
     let write = |command: &&Value| command["set"] == "io" && command["command"] == "Write";
     let write = effects["commands"].as_array().unwrap().iter().find(write);
     assert_eq!(write.unwrap()["effects"], 3, "{effects}");
+    let ana = capstan_json("ana-log", at, &[]);
+    let group = serde_json::json!({ "group": 1, "nsids": [1], "state": 1 });
+    let shown = &ana["groups"][0];
+    for key in ["group", "nsids", "state"] {
+        assert_eq!(shown[key], group[key], "{ana}");
+    }
+    let groups = capstan_json("ana-log", at, &["--groups"]);
+    assert_eq!(groups["groups"][0]["nsids"], serde_json::json!([]));
     let kato = capstan_json("get-feature", at, &["-f", "0x0f", "-k", "9"]);
     assert_eq!(kato["kato"], 9000);
     let identify = ["--opcode", "6", "--cdw10", "1", "--data-len", "4096"];

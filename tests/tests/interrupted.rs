@@ -27,7 +27,7 @@ use serde_json::Value;
 const LONG: Duration = Duration::from_secs(30);
 /// Every command that connects, with what it needs besides the target. Those that make disks come
 /// last: they are left out where there can be none.
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "discover",
     "id-ctrl",
     "id-ns",
@@ -35,6 +35,7 @@ const COMMANDS: [&str; 20] = [
     "smart-log",
     "error-log",
     "effects-log",
+    "ana-log",
     "get-feature -f 1",
     "admin-passthru --opcode 6 --cdw10 1 --data-len 4096",
     "io-passthru --opcode 0",

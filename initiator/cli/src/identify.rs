@@ -59,7 +59,7 @@ pub(crate) struct ListNs {
     output: OutputArgs,
 }
 
-fn identify(queue: &mut DirectQueue, cns: Cns, nsid: u32) -> Result<Vec<u8>> {
+pub(super) fn identify(queue: &mut DirectQueue, cns: Cns, nsid: u32) -> Result<Vec<u8>> {
     let sqe = AdminCommand::Identify(Identify::new(cns, nsid)).encode(0, Sgl::EMPTY);
     let data = CommandData::FromController(IDENTIFY_DATA_BYTES);
     let reply = queue

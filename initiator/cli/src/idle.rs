@@ -11,7 +11,7 @@ use super::bench::Workload;
 use super::passthru::may_write;
 
 /// Commands that send admin commands only.
-const ADMIN: [&str; 9] = [
+const ADMIN: [&str; 10] = [
     "discover",
     "id-ctrl",
     "id-ns",
@@ -19,6 +19,7 @@ const ADMIN: [&str; 9] = [
     "smart-log",
     "error-log",
     "effects-log",
+    "ana-log",
     "get-feature",
     "admin-passthru",
 ];

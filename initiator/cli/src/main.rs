@@ -1,6 +1,7 @@
 //! `capstan`: the host side of NVMe over RDMA and over TCP, on the command line: what is asked,
 //! and where it goes.
 
+mod ana;
 mod args;
 mod bench;
 mod busy;
@@ -105,6 +106,8 @@ enum Command {
     ErrorLog(logs::ErrorLog),
     /// Show which commands the controller has, and what they change.
     EffectsLog(logs::EffectsLog),
+    /// Show by which path which namespaces are to be used.
+    AnaLog(ana::AnaLog),
     /// Show the value of a feature.
     GetFeature(feature::GetFeature),
     /// Send any admin command, and show its answer.
@@ -243,6 +246,7 @@ fn run(words: &[OsString]) -> u8 {
         Command::SmartLog(command) => command.run(),
         Command::ErrorLog(command) => command.run(),
         Command::EffectsLog(command) => command.run(),
+        Command::AnaLog(command) => command.run(),
         Command::GetFeature(command) => command.run(),
         Command::AdminPassthru(command) => command.run_admin(),
         Command::IoPassthru(command) => command.run_io(),
