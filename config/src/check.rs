@@ -1,9 +1,12 @@
 //! From the file as written to the configuration: defaults, bounds, contradictions.
 
+mod ana;
 mod nfs;
 mod subsystem;
 
 pub(crate) use subsystem::subsystem_nqn;
+
+use ana::Listeners;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -73,7 +76,12 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
             if raw.subsystem.is_empty() && !has_nfs {
                 checker.report("subsystem", None, ProblemKind::Missing(NOTHING_SERVED));
             }
-            (listeners, checker.subsystems(&raw.subsystem, &raw.target))
+            let written = Listeners {
+                all: &listeners,
+                written: raw.listener.len(),
+            };
+            let subsystems = checker.subsystems(&raw.subsystem, &raw.target, &written);
+            (listeners, subsystems)
         }
     };
     let nfs = checker.nfs(&raw, &listeners);

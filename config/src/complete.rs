@@ -34,7 +34,9 @@ impl Config {
         put_all(
             root,
             "subsystem",
-            self.subsystems.iter().map(|of| subsystem(of, nsids)),
+            self.subsystems
+                .iter()
+                .map(|of| subsystem(of, nsids, &self.listeners)),
         );
         if let Some(nfs) = &self.nfs {
             root.insert("nfs", Item::Table(nfs_table(nfs)));
@@ -124,7 +126,7 @@ fn listener(listener: &Listener) -> Table {
     table
 }
 
-fn subsystem(subsystem: &Subsystem, nsids: bool) -> Table {
+fn subsystem(subsystem: &Subsystem, nsids: bool, listeners: &[Listener]) -> Table {
     let mut table = Table::new();
     put(&mut table, "nqn", subsystem.nqn.as_str());
     put(&mut table, "serial", subsystem.serial.as_str());
@@ -141,6 +143,15 @@ fn subsystem(subsystem: &Subsystem, nsids: bool) -> Table {
         "end_older_association",
         subsystem.end_older_association,
     );
+    let states = subsystem.ana.iter().map(|((listener, group), state)| {
+        let mut table = Table::new();
+        put(&mut table, "group", i64::from(*group));
+        put(&mut table, "state", state.as_str());
+        let at = listeners.get(*listener).map(|of| of.address.to_string());
+        put(&mut table, "listeners", at.into_iter().collect::<Array>());
+        table
+    });
+    put_all(&mut table, "ana", states);
     let namespaces = subsystem.namespaces.iter();
     put_all(
         &mut table,
@@ -161,6 +172,7 @@ fn namespace(namespace: &Namespace, nsids: bool) -> Table {
             put(&mut table, namespace.backing.kind(), bytes(*size_bytes));
         }
     }
+    put(&mut table, "ana_group", i64::from(namespace.ana_group));
     if let Some(lba) = namespace.lba.map(LbaSize::bytes) {
         put(&mut table, "lba", i64::from(lba));
     }
@@ -336,7 +348,11 @@ mod tests {
             model = "M"
             allowed_hosts = []
             end_older_association = true
+            [[subsystem.ana]]
+            group = 4
+            state = "non-optimized"
             [[subsystem.namespace]]
+            ana_group = 4
             nsid = 3
             path = "/srv/a"
             lba = 512

@@ -20,6 +20,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+mod ana;
 mod backing;
 mod budget;
 mod check;
@@ -40,6 +41,7 @@ mod written;
 
 pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
 
+pub use ana::AnaState;
 pub use backing::{Backing, BackingError};
 pub use budget::{ADMIN_QUEUE_DEPTH, MemoryPlan, STRANGER_BYTES, STRANGERS_MAX};
 pub use identity::{namespace_uuid, other_namespace_uuid};

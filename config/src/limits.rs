@@ -18,6 +18,10 @@ pub const SUBSYSTEMS_MAX: usize = 1024;
 /// Most namespaces of one subsystem, and the largest NSID: one Active Namespace ID list
 /// (CNS 02h, 4096 bytes of 32-bit NSIDs) holds them all.
 pub const NAMESPACES_MAX: u32 = 1024;
+/// ANA groups of a subsystem: as many as Linux has, so that a configuration can move.
+pub(crate) const ANA_GROUP: RangeInclusive<u64> = 1..=128;
+/// Most `[[subsystem.ana]]` tables of a subsystem: one for each group and listener.
+pub(crate) const ANA_TABLES_MAX: usize = 128 * LISTENERS_MAX;
 /// Most entries of one `allowed_hosts`.
 pub const ALLOWED_HOSTS_MAX: usize = 4096;
 

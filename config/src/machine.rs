@@ -3,7 +3,7 @@
 //! Nothing is changed and nothing stays open. What passes here can still fail later (a device may
 //! vanish); the point is to say early and well what would fail anyway.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::net::UdpSocket;
 use std::path::Path;
@@ -128,6 +128,20 @@ impl Config {
                         subsystem.nqn
                     ),
                 );
+            }
+            let groups: BTreeSet<u32> = subsystem.ana.keys().map(|(_, group)| *group).collect();
+            for group in groups {
+                let mut namespaces = subsystem.namespaces.iter();
+                if namespaces.all(|namespace| namespace.ana_group != group) {
+                    findings.warning(
+                        format!("subsystem[{index}].ana"),
+                        format!(
+                            "group {group} has no namespace, and its state no effect: `ana_group = \
+                             {group}` in a [[subsystem.namespace]] of {} puts one there",
+                            subsystem.nqn
+                        ),
+                    );
+                }
             }
         }
     }

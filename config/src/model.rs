@@ -1,5 +1,6 @@
 //! The checked configuration. Values of these types come only from this crate.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -9,7 +10,7 @@ use capstan_exports::ExportSettings;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use crate::{Backing, Nqn};
+use crate::{AnaState, Backing, Nqn};
 
 /// A complete, consistent configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,6 +281,9 @@ pub struct Subsystem {
     pub end_older_association: bool,
     /// Namespaces by ascending NSID; none while the only one is taken out.
     pub namespaces: Vec<Namespace>,
+    /// ANA states that are written down, by the number of the listener from 0 and the group;
+    /// everything else is optimized. See [`Subsystem::ana_states`].
+    pub ana: BTreeMap<(usize, u32), AnaState>,
 }
 
 /// Who may connect to a subsystem.
@@ -323,6 +327,8 @@ pub struct Namespace {
     pub read_only: bool,
     /// Whether the page cache is bypassed. [`DirectIo::WherePossible`] for RAM and null.
     pub direct: DirectIo,
+    /// ANA Group Identifier, 1 to 128.
+    pub ana_group: u32,
 }
 
 /// Supported LBA sizes.

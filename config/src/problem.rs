@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -401,7 +402,32 @@ pub enum ProblemKind {
     )]
     OpenExport {
         /// The address.
-        address: std::net::SocketAddr,
+        address: SocketAddr,
+    },
+    /// Two ANA states of one group by one path.
+    #[error(
+        "group {group} has a state through {listener} already, at {first}; take one of them out, or name other `listeners`"
+    )]
+    TwoAnaStates {
+        /// The group.
+        group: u32,
+        /// The listener's address and port.
+        listener: SocketAddr,
+        /// Where the other is.
+        first: At,
+    },
+    /// A listener that the file does not have.
+    #[error("there is no listener {value:?}; {}", match nearest {
+        Some(nearest) => format!("did you mean \"{nearest}\"?"),
+        None => format!("expected addresses and ports of [[listener]] tables: {known}"),
+    })]
+    NoListener {
+        /// What was written.
+        value: String,
+        /// The listener that it is most likely a slip of.
+        nearest: Option<String>,
+        /// Those there are.
+        known: String,
     },
     /// None or several of `path`, `ram`, `null`.
     #[error("needs exactly one of path, ram and null; {found}")]

@@ -1,5 +1,6 @@
 //! `serve --export … --listen …`, and `--export-dir`: a whole configuration from a few options.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -248,6 +249,7 @@ impl Config {
                 nqn,
                 access: Access::AnyHost,
                 end_older_association: false,
+                ana: BTreeMap::new(),
                 namespaces: vec![Namespace {
                     nsid: 1,
                     nsid_is_written: true,
@@ -257,6 +259,7 @@ impl Config {
                     nguid: None,
                     read_only: export.read_only,
                     direct: DirectIo::WherePossible,
+                    ana_group: 1,
                 }],
             }],
             nfs: None,

@@ -93,7 +93,13 @@ fn twice(above: &str, line: &str) -> Option<String> {
 }
 
 /// Keys whose values are lists of texts.
-const LISTS: [&str; 4] = ["addresses", "allowed_hosts", "clients", "transports"];
+const LISTS: [&str; 5] = [
+    "addresses",
+    "allowed_hosts",
+    "clients",
+    "listeners",
+    "transports",
+];
 
 /// Text that is no value of TOML for want of quotes.
 fn without_quotes(line: &str) -> Option<String> {
@@ -266,7 +272,7 @@ impl Reader<'_> {
             let taken_out = take_out(table.get_mut(), "", &span);
             let mut words = in_our_words(error.message());
             let key = (taken_out.as_deref()).and_then(|field| field.rsplit('.').next());
-            if let Some(key @ ("transports" | "allowed_hosts" | "addresses")) = key
+            if let Some(key @ ("transports" | "allowed_hosts" | "addresses" | "listeners")) = key
                 && error.message().starts_with("invalid type: string")
                 && let Some(text) = self.text.get(span.clone())
             {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
-use crate::{LogLevel, ProviderChoice, Size};
+use crate::{AnaState, LogLevel, ProviderChoice, Size};
 
 type Field<T> = Option<Spanned<T>>;
 
@@ -71,6 +71,16 @@ pub(crate) struct RawSubsystem {
     pub(crate) end_older_association: Option<bool>,
     #[serde(default)]
     pub(crate) namespace: Vec<Spanned<RawNamespace>>,
+    #[serde(default)]
+    pub(crate) ana: Vec<Spanned<RawAna>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawAna {
+    pub(crate) group: Field<u64>,
+    pub(crate) state: Option<AnaState>,
+    pub(crate) listeners: Field<Vec<Spanned<String>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -85,6 +95,7 @@ pub(crate) struct RawNamespace {
     pub(crate) nguid: Field<String>,
     pub(crate) read_only: Option<bool>,
     pub(crate) direct: Field<bool>,
+    pub(crate) ana_group: Field<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -164,6 +175,7 @@ pub(crate) enum TableKind {
     Listener,
     Subsystem,
     Namespace,
+    Ana,
     Nfs,
     Export,
     /// Of an export, or a text: its network.
@@ -180,6 +192,7 @@ impl TableKind {
             Self::Listener => "[[listener]]",
             Self::Subsystem => "[[subsystem]]",
             Self::Namespace => "[[subsystem.namespace]]",
+            Self::Ana => "[[subsystem.ana]]",
             Self::Nfs => "[nfs]",
             Self::Export => "[[export]]",
             Self::Client => "[[export.clients]]",
@@ -195,6 +208,7 @@ impl TableKind {
             Self::Listener => keys_of::<RawListener>(),
             Self::Subsystem => keys_of::<RawSubsystem>(),
             Self::Namespace => keys_of::<RawNamespace>(),
+            Self::Ana => keys_of::<RawAna>(),
             Self::Nfs => keys_of::<RawNfs>(),
             Self::Export => keys_of::<RawExport>(),
             Self::Client => keys_of::<RawClient>(),
@@ -212,12 +226,16 @@ impl TableKind {
                 ("nfs", Self::Nfs, false),
                 ("export", Self::Export, true),
             ],
-            Self::Subsystem => &[("namespace", Self::Namespace, true)],
+            Self::Subsystem => &[
+                ("namespace", Self::Namespace, true),
+                ("ana", Self::Ana, true),
+            ],
             Self::Export => &[("clients", Self::Client, true)],
             Self::Target
             | Self::Queues
             | Self::Listener
             | Self::Namespace
+            | Self::Ana
             | Self::Nfs
             | Self::Client => &[],
         }
@@ -314,12 +332,13 @@ mod tests {
     use super::TableKind;
     use crate::{Config, DEFAULT_NFS_PORT, DEFAULT_NFS_RDMA_PORT, DEFAULT_PORT, Size, limits};
 
-    const KINDS: [TableKind; 8] = [
+    const KINDS: [TableKind; 9] = [
         TableKind::Target,
         TableKind::Queues,
         TableKind::Listener,
         TableKind::Subsystem,
         TableKind::Namespace,
+        TableKind::Ana,
         TableKind::Nfs,
         TableKind::Export,
         TableKind::Client,
@@ -545,6 +564,18 @@ mod tests {
                 "nsid",
                 String::new(),
                 format!("1 to {}", limits::NAMESPACES_MAX),
+            ),
+            (
+                "[[subsystem.namespace]]",
+                "ana_group",
+                config.subsystems[0].namespaces[0].ana_group.to_string(),
+                numbers(&limits::ANA_GROUP),
+            ),
+            (
+                "[[subsystem.ana]]",
+                "group",
+                String::new(),
+                numbers(&limits::ANA_GROUP),
             ),
             (
                 "[target]",

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use capstan_config::{
-    Access, Backing, Config, DirectIo, LbaSize, Nqn, ProviderChoice, Reactors, Transports,
-    namespace_uuid,
+    Access, AnaState, Backing, Config, DirectIo, LbaSize, Nqn, ProviderChoice, Reactors,
+    Transports, namespace_uuid,
 };
 use capstan_exports::ExportSettings;
 use capstan_exports::clients::{self, Squash};
@@ -166,6 +166,9 @@ fn several_hosts() {
     });
     let uuids: BTreeSet<_> = names.collect();
     assert_eq!(uuids.len(), 3, "derived UUIDs differ");
+    let states: Vec<_> = databases.ana_states().collect();
+    assert_eq!(states, [(0, 2, AnaState::NonOptimized)]);
+    assert_eq!(databases.namespaces[1].ana_group, 2);
 }
 
 #[test]

@@ -111,6 +111,15 @@ impl Media {
         })
     }
 
+    /// Hosts may only read a namespace, or may write it, from now on.
+    pub(crate) fn show_read_only(&self, subnqn: &Nqn, nsid: u32, read_only: bool) {
+        let mut volumes = self.volumes();
+        let mut volumes = volumes.values_mut();
+        if let Some(watched) = volumes.find(|of| of.subnqn == *subnqn && of.nsid == nsid) {
+            watched.shown.read_only = read_only;
+        }
+    }
+
     /// A volume is closed.
     pub(crate) fn remove(&self, backend: BackendId) {
         self.volumes().remove(&backend);

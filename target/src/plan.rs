@@ -1,6 +1,6 @@
 //! From a checked configuration to what the parts need: opened volumes, and the subsystems.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use capstan_config::{
     Access, Backing, Config, DirectIo, LbaSize, MemoryPlan, Namespace, Subsystem,
 };
+use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
@@ -67,12 +68,13 @@ pub(crate) fn build(
     let mut target = Target::new(bounds, Clock.now_us())?;
     let ports = Ports::new(&config.listeners);
     let numbers = ports.in_order(&config.listeners);
-    for ((listener, kind), id) in config.listeners.iter().zip(providers).zip(numbers) {
-        target.add_port(port_config(id, listener, *kind))?;
+    for ((listener, kind), id) in config.listeners.iter().zip(providers).zip(&numbers) {
+        target.add_port(port_config(*id, listener, *kind))?;
     }
     let mut exports = Vec::new();
     for subsystem in &config.subsystems {
         target.add_subsystem(subsystem_config(subsystem, ports.ids()))?;
+        target.set_ana_states(&subsystem.nqn, ana_states(subsystem, &numbers))?;
         for namespace in &subsystem.namespaces {
             let backend = BackendId(u32::try_from(exports.len())?);
             let opening = Opening {
@@ -162,6 +164,26 @@ pub(crate) fn host_policy(access: &Access) -> HostPolicy {
     }
 }
 
+/// The ANA states of a subsystem's groups by port, but for optimized ones. `ports` are those of the
+/// listeners, in their order.
+pub(crate) fn ana_states(
+    subsystem: &Subsystem,
+    ports: &[PortId],
+) -> BTreeMap<(PortId, u32), AnaState> {
+    let states = subsystem.ana_states();
+    let states = states.filter_map(|(listener, group, state)| {
+        let state = match state {
+            capstan_config::AnaState::Optimized => AnaState::OPTIMIZED,
+            capstan_config::AnaState::NonOptimized => AnaState::NON_OPTIMIZED,
+            capstan_config::AnaState::Inaccessible => AnaState::INACCESSIBLE,
+            capstan_config::AnaState::PersistentLoss => AnaState::PERSISTENT_LOSS,
+            capstan_config::AnaState::Change => AnaState::CHANGE,
+        };
+        Some(((*ports.get(listener)?, group), state))
+    });
+    states.collect()
+}
+
 /// A subsystem at these ports, without its namespaces.
 pub(crate) fn subsystem_config(subsystem: &Subsystem, ports: BTreeSet<PortId>) -> SubsystemConfig {
     SubsystemConfig {
@@ -238,7 +260,7 @@ fn namespace_config(
         backend,
         geometry: shown_geometry(geometry, namespace.read_only),
         identity: shown,
-        anagrpid: 1,
+        anagrpid: namespace.ana_group,
         visible_to: HostPolicy::Any,
         replaces,
     }

@@ -21,12 +21,14 @@ use crate::limits::OPEN_TIMEOUT;
 use crate::listening;
 use crate::nfs::Files;
 use crate::overlaps::Opened;
-use crate::plan::{Export, Opening, host_policy, subsystem_config};
+use crate::plan::{Export, Opening, ana_states, host_policy, subsystem_config};
 use crate::ports::Ports;
 use crate::room;
+use altered::Reopened;
 use difference::{Difference, difference, find};
 use replaced::Replaced;
 
+mod altered;
 mod difference;
 mod exports;
 mod refused;
@@ -187,8 +189,13 @@ impl Served {
             let mut added = difference.namespaces_added.iter();
             added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
         };
-        self.opened.check_added(&self.config, &wanted, is_added)?;
-        let warnings = wanted.check_machine_opening(is_added)?;
+        let is_writable = |nqn: &Nqn, n: &Namespace| difference.makes_writable(nqn, n);
+        let is_written = |nqn: &Nqn, n: &Namespace| is_added(nqn, n) || is_writable(nqn, n);
+        self.opened.check_added(&self.config, &wanted, is_written)?;
+        let is_reopened =
+            |nqn: &Nqn, n: &Namespace| is_writable(nqn, n) && self.is_reopened(control, nqn, n);
+        let is_opened = |nqn: &Nqn, n: &Namespace| is_added(nqn, n) || is_reopened(nqn, n);
+        let warnings = wanted.check_machine_opening(is_opened)?;
         // A configuration that nobody has written is not warned of.
         for warning in first_of(&warnings).iter().filter(|_| step == Step::Whole) {
             tracing::warn!("{warning}");
@@ -199,12 +206,17 @@ impl Served {
             (Some(files), Some(nfs)) if step == Step::Whole => Some(files.prepare(nfs)?),
             _ => None,
         };
-        let added = difference.namespaces_added.iter();
-        let claim = |files: &Files| files.claim(added.map(|(nqn, namespace)| (nqn, namespace)));
+        let namespaces = wanted.subsystems.iter();
+        let namespaces = namespaces.flat_map(|of| of.namespaces.iter().map(|n| (&of.nqn, n)));
+        let opened = namespaces.filter(|(nqn, namespace)| is_opened(nqn, namespace));
+        let claim = |files: &Files| files.claim(opened);
         let claims = self.nfs.as_ref().map(claim).transpose();
         let claims = claims.context("nothing was changed")?;
         let prepared = self.prepare(&difference, reactors)?;
-        let exports: Vec<_> = prepared.iter().map(|p| Arc::clone(&p.export)).collect();
+        let reopened = self.reopen(&difference, control, reactors)?;
+        let added = prepared.iter().map(|p| &p.export);
+        let both = added.chain(reopened.iter().map(|of| &of.after));
+        let exports: Vec<_> = both.map(Arc::clone).collect();
         let opened = open(&exports, control, reactors).and_then(|()| match self.identities.keep()? {
             Kept::Yes => Ok(()),
             Kept::ChooseAgain => bail!(
@@ -219,7 +231,8 @@ impl Served {
         let ports_gone = match listens {
             Ok(gone) => gone,
             Err(error) => {
-                close(exports.iter().map(|export| export.backend), control);
+                close(prepared.iter().map(|p| p.export.backend), control);
+                altered::undo(&reopened, control, reactors);
                 // One that was in the way is another port now.
                 offer(&self.ports, &self.config, control)?;
                 return Err(error);
@@ -246,7 +259,10 @@ impl Served {
             control.backend_opened(export);
         }
         listening::remove(control, &mut self.ports, &ports_gone);
-        show(&self.ports, &difference, prepared, control)?;
+        altered::watch(&difference, &reopened, control);
+        let numbers = self.ports.in_order(&wanted.listeners);
+        let ports = (&self.ports, &numbers[..]);
+        show(ports, &difference, (prepared, &reopened), control)?;
         if !difference.listeners.is_empty() {
             offer(&self.ports, &wanted, control)?;
         }
@@ -264,7 +280,10 @@ impl Served {
                     .count();
             }
         }
-        let namespaces: Vec<_> = difference.of_namespaces().collect();
+        let namespaces: Vec<_> = difference
+            .of_namespaces()
+            .chain(difference.of_groups(&wanted.listeners))
+            .collect();
         for line in namespaces
             .iter()
             .cloned()
@@ -521,21 +540,25 @@ fn close(backends: impl Iterator<Item = BackendId>, control: &ControlPlane) {
     }
 }
 
-/// Offers every subsystem at every port.
+/// Offers every subsystem at every port, in the ANA states that its groups have there.
 fn offer(ports: &Ports, config: &Config, control: &ControlPlane) -> anyhow::Result<()> {
     let ids = ports.ids();
+    let numbers = ports.in_order(&config.listeners);
     let offered = control.with(|target| {
         let mut subsystems = config.subsystems.iter();
-        subsystems.try_for_each(|of| target.set_ports(&of.nqn, &ids))
+        subsystems.try_for_each(|of| {
+            target.set_ports(&of.nqn, &ids)?;
+            target.set_ana_states(&of.nqn, ana_states(of, &numbers))
+        })
     });
     offered.context("the controllers do not take the change: restart the target")
 }
 
 /// Changes what hosts see, in one step.
 fn show(
-    ports: &Ports,
+    (ports, numbers): (&Ports, &[PortId]),
     difference: &Difference,
-    prepared: Vec<Prepared>,
+    (prepared, reopened): (Vec<Prepared>, &[Reopened]),
     control: &ControlPlane,
 ) -> anyhow::Result<()> {
     control
@@ -550,10 +573,12 @@ fn show(
             }
             for subsystem in &difference.subsystems_added {
                 target.add_subsystem(subsystem_config(subsystem, ports.ids()))?;
+                target.set_ana_states(&subsystem.nqn, ana_states(subsystem, numbers))?;
             }
             for (nqn, access) in &difference.hosts_changed {
                 target.set_hosts(nqn, host_policy(access))?;
             }
+            difference.show_altered(target, reopened, numbers)?;
             prepared
                 .into_iter()
                 .try_for_each(|new| target.add_namespace(&new.subnqn, new.shown))

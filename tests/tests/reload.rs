@@ -194,11 +194,9 @@ fn what_a_refused_reload_says_is_accepted_when_it_is_done() {
     };
     write("reactors = 1", "", Some("lba = 4096\n"));
     let mut daemon = Daemon::serve(&["--config", utf8(&file)]);
-    // The only namespace of its only subsystem: another LBA size, then protection, then the page
-    // cache.
+    // The only namespace of its only subsystem: another LBA size, then the page cache.
     for (keys, seen) in [
         ("lba = 512\n", (512, false)),
-        ("lba = 512\nread_only = true\n", (512, true)),
         ("lba = 512\ndirect = false\n", (512, false)),
     ] {
         write("reactors = 1", "", Some(keys));

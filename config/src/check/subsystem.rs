@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use uuid::Uuid;
 
+use super::ana::Listeners;
 use super::{Checker, unique};
 use crate::schema::{RawNamespace, RawSubsystem, RawTarget};
 use crate::{
@@ -18,13 +19,14 @@ impl Checker<'_> {
         &mut self,
         raw: &[Spanned<RawSubsystem>],
         target: &RawTarget,
+        listeners: &Listeners<'_>,
     ) -> Vec<Subsystem> {
         self.count("subsystem", raw.len(), limits::SUBSYSTEMS_MAX);
         raw.iter()
             .take(limits::SUBSYSTEMS_MAX)
             .enumerate()
             .filter_map(|(index, entry)| {
-                self.subsystem(&format!("subsystem[{index}]"), entry, target)
+                self.subsystem(&format!("subsystem[{index}]"), entry, target, listeners)
             })
             .collect()
     }
@@ -34,6 +36,7 @@ impl Checker<'_> {
         field: &str,
         entry: &Spanned<RawSubsystem>,
         target: &RawTarget,
+        listeners: &Listeners<'_>,
     ) -> Option<Subsystem> {
         let raw = entry.get_ref();
         let access = self.access(field, entry);
@@ -70,6 +73,7 @@ impl Checker<'_> {
             ),
         };
         let namespaces = self.namespaces(field, entry);
+        let ana = self.ana(field, &raw.ana, listeners);
         Some(Subsystem {
             nqn: nqn?,
             serial: serial?,
@@ -77,6 +81,7 @@ impl Checker<'_> {
             access: access?,
             end_older_association: raw.end_older_association.unwrap_or(false),
             namespaces,
+            ana,
         })
     }
 
@@ -240,6 +245,12 @@ impl Checker<'_> {
             nguid: nguid.flatten(),
             read_only: raw.read_only.unwrap_or(false),
             direct,
+            ana_group: self.number(
+                &format!("{field}.ana_group"),
+                raw.ana_group.as_ref(),
+                1,
+                limits::ANA_GROUP,
+            ),
         })
     }
 

@@ -235,6 +235,22 @@ impl Target {
         Ok(())
     }
 
+    /// Sets whether the operator lets hosts write a namespace. Commands that were accepted before
+    /// are carried out; those that still wait for data or a buffer are asked for again.
+    ///
+    /// # Errors
+    /// When there is no such namespace or subsystem.
+    pub fn set_read_only(
+        &mut self,
+        subnqn: &Nqn,
+        nsid: u32,
+        read_only: bool,
+    ) -> Result<(), ConfigError> {
+        self.namespace_mut(subnqn, nsid)?.geometry.read_only = read_only;
+        self.namespaces_changed(subnqn);
+        Ok(())
+    }
+
     /// Sets which of the subsystem's hosts see a namespace.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::fmt;
 
 use capstan_config::{Access, Config, LogLevel, Namespace, Nqn, Subsystem};
 
+use super::altered::{Altered, States, states};
 use super::exports::ExportsChanged;
 use super::refused::Refused;
 
@@ -18,6 +19,9 @@ pub(super) struct Difference {
     pub(super) namespaces_removed: Vec<(Nqn, u32)>,
     /// Also those of added subsystems.
     pub(super) namespaces_added: Vec<(Nqn, Namespace)>,
+    pub(super) namespaces_altered: Vec<Altered>,
+    /// As they are wanted, with the states of before; not those that are added.
+    pub(super) ana_changed: Vec<(Subsystem, States)>,
     pub(super) exports: ExportsChanged,
     /// Listeners that come and go.
     pub(super) listeners: Listeners,
@@ -75,7 +79,12 @@ pub(super) fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Dif
             let changed = (nqn.clone(), now.access.clone());
             difference.hosts_changed.push(changed);
         }
-        let changed = changed_namespaces(subsystem, now, &mut refused);
+        if states(subsystem) != states(now) {
+            let changed = (now.clone(), states(subsystem));
+            difference.ana_changed.push(changed);
+        }
+        let altered = &mut difference.namespaces_altered;
+        let changed = changed_namespaces(subsystem, now, altered, &mut refused);
         difference.remove_namespaces(subsystem, |n| {
             changed.contains(&n.nsid) || find(now, n.nsid).is_none()
         });
@@ -105,13 +114,21 @@ pub(super) fn find(subsystem: &Subsystem, nsid: u32) -> Option<&Namespace> {
 
 /// NSIDs that both have and that are not the same. A volume is open as long as it is served, so the
 /// same one cannot be opened in another way beside it.
-fn changed_namespaces(before: &Subsystem, after: &Subsystem, refused: &mut Refused) -> Vec<u32> {
+fn changed_namespaces(
+    before: &Subsystem,
+    after: &Subsystem,
+    altered: &mut Vec<Altered>,
+    refused: &mut Refused,
+) -> Vec<u32> {
     let mut changed = Vec::new();
     for namespace in &before.namespaces {
         let nsid = namespace.nsid;
         match find(after, nsid) {
             Some(now) if now != namespace && now.backing == namespace.backing => {
-                refused.of_namespace(before, namespace, now);
+                match Altered::between(&before.nqn, namespace, now) {
+                    Some(alike) => altered.push(alike),
+                    None => refused.of_namespace(before, namespace, now),
+                }
             }
             Some(now) if now != namespace => changed.push(nsid),
             Some(_) | None => {}
@@ -139,7 +156,8 @@ impl Difference {
             };
             format!("namespace {nsid} of {nqn}: {what}, on {backing}")
         });
-        removed.chain(added)
+        let altered = self.namespaces_altered.iter().map(Altered::to_string);
+        removed.chain(added).chain(altered)
     }
 
     fn remove_namespaces(&mut self, of: &Subsystem, which: impl Fn(&Namespace) -> bool) {
@@ -168,6 +186,8 @@ impl fmt::Display for Difference {
         part(self.hosts_changed.len(), "subsystems with other hosts");
         part(self.namespaces_added.len(), "namespaces added");
         part(self.namespaces_removed.len(), "namespaces removed");
+        part(self.namespaces_altered.len(), "namespaces changed in use");
+        part(self.ana_changed.len(), "subsystems with other ANA states");
         for (count, what) in self.exports.in_words() {
             part(count, what);
         }

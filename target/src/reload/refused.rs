@@ -124,12 +124,6 @@ impl Refused {
         keys.compare("nguid", &served.nguid, &wanted.nguid, |nguid| {
             written(nguid.map(|nguid| format!("{:032x}", u128::from_be_bytes(nguid))))
         });
-        keys.compare(
-            "read_only",
-            &served.read_only,
-            &wanted.read_only,
-            bool::clone,
-        );
         keys.compare("direct", &served.direct, &wanted.direct, |direct| {
             written(match direct {
                 DirectIo::WherePossible => None,

@@ -58,6 +58,56 @@ fn the_difference_is_what_has_changed() {
 }
 
 #[test]
+fn groups_states_and_protection_change_in_use() {
+    let ana = |state: &str| format!("[[subsystem.ana]]\ngroup = 2\nstate = \"{state}\"\n");
+    let with = |keys: &str, ana: &str| {
+        let namespace = [&ram(1, "1MiB"), keys, "\n"].concat();
+        config(&[&subsystem("a", ANY), &*namespace, ana].concat())
+    };
+    let before = with("", "");
+    for (after, words, lines) in [
+        (
+            with("ana_group = 2", ""),
+            "namespaces changed in use: 1",
+            vec!["namespace 1 of nqn.2026-11.org.example:a: ANA group 2, and no longer 1"],
+        ),
+        (
+            with("ana_group = 3\nread_only = true", ""),
+            "namespaces changed in use: 1",
+            vec![
+                "namespace 1 of nqn.2026-11.org.example:a: ANA group 3, and no longer 1; hosts can \
+                 only read it from now on",
+            ],
+        ),
+        (
+            with("", &ana("non-optimized")),
+            "subsystems with other ANA states: 1",
+            vec![
+                "ANA group 2 of nqn.2026-11.org.example:a through 127.0.0.1:4420: non-optimized \
+                 from now on",
+            ],
+        ),
+        // As it is without it.
+        (
+            with("ana_group = 1", &ana("optimized")),
+            "nothing has changed",
+            vec![],
+        ),
+    ] {
+        let found = difference(&before, &after).unwrap();
+        assert_eq!(found.to_string(), words);
+        let told = found.of_namespaces();
+        let told: Vec<_> = told.chain(found.of_groups(&after.listeners)).collect();
+        assert_eq!(told, lines);
+        // And back.
+        let back = difference(&after, &before).unwrap();
+        assert_eq!(back.to_string(), words);
+        let told = back.of_namespaces().chain(back.of_groups(&after.listeners));
+        assert_eq!(told.count(), lines.len());
+    }
+}
+
+#[test]
 fn the_only_namespace_goes_and_comes_back() {
     let full = config(&[subsystem("a", ANY), ram(1, "1MiB")].concat());
     let empty = config(&subsystem("a", ANY));
@@ -95,10 +145,10 @@ fn what_needs_more_than_a_reload_is_refused_by_name() {
             [
                 subsystem("a", ANY),
                 ram(1, "1MiB"),
-                "read_only = true\n".to_owned(),
+                "lba = 512\nread_only = true\n".to_owned(),
             ]
             .concat(),
-            "namespace 1 of nqn.2026-11.org.example:a has changed (read_only from false to true): take \
+            "namespace 1 of nqn.2026-11.org.example:a has changed (lba from what is left out to 512): take \
              it out of the file",
         ),
         // All of them at once, with their values.
