@@ -193,9 +193,9 @@ fn a_path_goes_and_comes_back_under_a_host_that_writes() {
     }
 }
 
-/// Writes, with what the host sees of it, until `seen`.
+/// Waits until the host sees that it may only read the namespace, or may write it.
 fn wait_for_read_only(host: &Controller, read_only: bool) {
-    wait_until("the host sees it", Duration::from_secs(10), || {
+    wait_until("the host sees it", || {
         let namespaces = host.snapshot_blocking().namespaces;
         namespaces.first().is_some_and(|n| n.read_only == read_only)
     });
