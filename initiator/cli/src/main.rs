@@ -152,6 +152,9 @@ enum Command {
     /// The process of the unit capstan@NAME.
     #[command(hide = true)]
     ServeVolume(volumes::ServeVolume),
+    /// The end of what is mounted of volumes while the network is there.
+    #[command(hide = true)]
+    UnmountAtShutdown(volumes::UnmountAtShutdown),
     /// What udev is told of a disk.
     #[command(hide = true)]
     UdevNames(volumes::UdevNames),
@@ -267,6 +270,7 @@ fn run(words: &[OsString]) -> u8 {
         Command::Man(command) => command.run(),
         Command::ServeFuse(command) => command.run(),
         Command::ServeVolume(command) => command.run(),
+        Command::UnmountAtShutdown(command) => command.run(),
         Command::UdevNames(command) => command.run(),
         Command::LoopDevice(command) => command.run(),
     };

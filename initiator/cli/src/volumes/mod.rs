@@ -8,7 +8,9 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::internals::disk::record::{Record, VolumeDir, run_dir, volumes};
@@ -19,7 +21,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use super::by_name::nearest;
 use super::disk::find;
 use super::interrupt::Interrupts;
-use super::left_over::clean_up_dead;
+use super::left_over::{clean_up_dead, mounts};
 use super::output;
 use super::values::wrong;
 use super::volume::{NAME_OPTION, PROCESS_NAME, SERVICE_OPTION, VolumeArgs, require_root};
@@ -343,6 +345,66 @@ fn kept_log(dir: &VolumeDir, name: &str) -> Result<OwnedFd> {
     log.map_err(Error::from)
         .and_then(write)
         .with_context(|| path.display().to_string())
+}
+
+/// How long what uses a file system may take to end at a shutdown.
+const BUSY_PATIENCE: Duration = Duration::from_secs(20);
+/// Between two tries.
+const TRY_EVERY: Duration = Duration::from_millis(500);
+
+/// Arguments of `unmount-at-shutdown`.
+#[derive(Args, Debug)]
+pub(crate) struct UnmountAtShutdown {}
+
+impl UnmountAtShutdown {
+    /// Unmounts what is still mounted of volumes while the system shuts down: what was mounted by
+    /// hand without `_netdev` systemd takes for local, and would unmount it behind the network. At
+    /// another time it does nothing.
+    pub(crate) fn run(&self) -> Result<()> {
+        if !unit::is_shutting_down() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let mut failed = unmounted()?;
+        while !failed.is_empty() && start.elapsed() < BUSY_PATIENCE {
+            thread::sleep(TRY_EVERY);
+            failed = unmounted()?;
+        }
+        match &failed[..] {
+            [] => Ok(()),
+            failed => bail!("{}", failed.join("; ")),
+        }
+    }
+}
+
+/// Unmounts all volumes beside each other: why those are still mounted that are.
+fn unmounted() -> Result<Vec<String>> {
+    let records = volumes(&run_dir())?.into_iter();
+    let records = records.filter_map(|(_, record)| record.ok().flatten());
+    let mounted = records.filter(|record| {
+        record.process.is_alive() && mounts(record).is_ok_and(|mounts| !mounts.is_empty())
+    });
+    let program = std::env::current_exe().context("finding the capstan program")?;
+    let unmounting: Vec<_> = mounted
+        .map(|record| {
+            let mut umount = Command::new(&program);
+            umount.arg("umount").arg(&record.device);
+            umount
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped());
+            umount.spawn()
+        })
+        .collect();
+    let mut failed = Vec::new();
+    for umount in unmounting {
+        let output = umount.and_then(std::process::Child::wait_with_output);
+        let output = output.context("running capstan umount")?;
+        if !output.status.success() {
+            failed.push(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+    }
+    Ok(failed)
 }
 
 /// Arguments of `udev-names`.

@@ -70,6 +70,13 @@ pub(super) fn stop(volume: &str) -> Result<()> {
     bail!("systemctl stop {unit}: {} ({})", told.trim(), output.status)
 }
 
+/// Whether the system is being shut down.
+pub(super) fn is_shutting_down() -> bool {
+    // It fails where the system is not "running".
+    let state = systemctl(&["is-system-running"]);
+    state.is_ok_and(|output| output.stdout.trim_ascii() == b"stopping")
+}
+
 /// Says how it goes where a unit's process runs; elsewhere nothing.
 pub(in super::super) fn tell(text: &str) {
     notify(&[NotifyState::Status(text)]);
