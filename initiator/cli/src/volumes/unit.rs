@@ -70,11 +70,20 @@ pub(super) fn stop(volume: &str) -> Result<()> {
     bail!("systemctl stop {unit}: {} ({})", told.trim(), output.status)
 }
 
-/// Whether the system is being shut down.
+/// Whether the system is being shut down: also in the middle of a boot, when it calls its state
+/// "starting".
 pub(super) fn is_shutting_down() -> bool {
-    // It fails where the system is not "running".
-    let state = systemctl(&["is-system-running"]);
-    state.is_ok_and(|output| output.stdout.trim_ascii() == b"stopping")
+    let show = ["show", "--property=Job", "--property=ActiveState"];
+    let shown = systemctl(&[&show[..], &["shutdown.target"]].concat());
+    shown.is_ok_and(|output| {
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut lines = shown.lines();
+        lines.any(|line| match line.split_once('=') {
+            Some(("Job", job)) => !["", "0"].contains(&job),
+            Some(("ActiveState", state)) => state == "active",
+            _ => false,
+        })
+    })
 }
 
 /// Says how it goes where a unit's process runs; elsewhere nothing.
