@@ -38,40 +38,40 @@ fn contradictions_and_what_is_not_there_are_told() {
     for (tables, told) in [
         (
             table("2", "change", "") + &table("2", "change", "listeners = [\"192.0.2.10:4420\"]"),
-            "line 14: subsystem[0].ana[1]: group 2 has a state through 192.0.2.10:4420 already, at line 11: \
+            "line 16: subsystem[0].ana[1]: group 2 has a state through 192.0.2.10:4420 already, at line 12: \
              subsystem[0].ana[0]; take one of them out, or name other `listeners`",
         ),
         (
             table("2", "change", "listeners = [\"192.0.2.1:4420\"]"),
-            "line 14: subsystem[0].ana[0].listeners: there is no listener \"192.0.2.1:4420\"; did you mean \
+            "line 15: subsystem[0].ana[0].listeners: there is no listener \"192.0.2.1:4420\"; did you mean \
              \"192.0.2.10:4420\"?",
         ),
         (
             table("2", "change", "listeners = [\"eth0\"]"),
-            "line 14: subsystem[0].ana[0].listeners: there is no listener \"eth0\"; expected addresses and ports of \
+            "line 15: subsystem[0].ana[0].listeners: there is no listener \"eth0\"; expected addresses and ports of \
              [[listener]] tables: 192.0.2.10:4420, [2001:db8::1]:4421",
         ),
         (
             table("2", "change", "listeners = []"),
-            "line 14: subsystem[0].ana[0].listeners: [] is not allowed; allowed: addresses and ports of listeners; left out, it \
+            "line 15: subsystem[0].ana[0].listeners: [] is not allowed; allowed: addresses and ports of listeners; left out, it \
              is all of them",
         ),
         (
             table("129", "change", ""),
-            "line 12: subsystem[0].ana[0].group: 129 is not allowed; allowed: 1 to 128",
+            "line 13: subsystem[0].ana[0].group: 129 is not allowed; allowed: 1 to 128",
         ),
         (
             "[[subsystem.ana]]\nstate = \"change\"\n".to_owned(),
-            "line 11: subsystem[0].ana[0].group: missing; write `group = …`, the `ana_group` of its namespaces",
+            "line 12: subsystem[0].ana[0].group: missing; write `group = …`, the `ana_group` of its namespaces",
         ),
         (
             "[[subsystem.ana]]\ngroup = 2\n".to_owned(),
-            "line 11: subsystem[0].ana[0].state: missing; write `state = \"…\"`: optimized, non-optimized, inaccessible, \
+            "line 12: subsystem[0].ana[0].state: missing; write `state = \"…\"`: optimized, non-optimized, inaccessible, \
              persistent-loss or change",
         ),
         (
             table("2", "non_optimized", ""),
-            "line 13: subsystem[0].ana[0].state: unknown word `non_optimized`, expected one of `optimized`, \
+            "line 14: subsystem[0].ana[0].state: unknown word `non_optimized`, expected one of `optimized`, \
              `non-optimized`, `inaccessible`, `persistent-loss`, `change`; did you mean `non-optimized`?\n\
              line 11: subsystem[0].ana[0].state",
         ),

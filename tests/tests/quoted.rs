@@ -64,7 +64,15 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 78] = [
+const STEPS: [(&str, Step); 80] = [
+    (
+        "systemctl restart capstan-target",
+        Tool("it restarts a service of this machine"),
+    ),
+    (
+        "mount -t capstan",
+        In("tests/systemd/host-inside.sh", "mount -t capstan"),
+    ),
     (
         "systemctl start capstan-target",
         Tool("it starts a service of this machine"),
@@ -384,8 +392,22 @@ fn what_is_quoted_of_the_two_programs_is_a_command_line_of_theirs() {
 fn what_is_quoted_of_the_system_has_a_test() {
     let quotes = quoted();
     let words = [
-        "attach", "list", "mount", "check", "doctor", "serve", "discover", "direct", "lba", "nsid",
-        "uuid", "nguid", "pseudo",
+        "attach",
+        "list",
+        "mount",
+        "check",
+        "doctor",
+        "serve",
+        "discover",
+        "direct",
+        "lba",
+        "nsid",
+        "uuid",
+        "nguid",
+        "pseudo",
+        "listeners",
+        "user",
+        "users",
     ];
     let mut found: BTreeMap<&str, &str> = quotes
         .iter()
@@ -587,7 +609,17 @@ fn options_that_messages_name_are_options() {
         known.extend(options(&all));
         for line in commands.lines().filter_map(|line| line.strip_prefix("  ")) {
             if let Some(command) = line.split(' ').next().filter(|word| !word.is_empty()) {
-                known.extend(options(&help(&[command])));
+                let of_it = help(&[command]);
+                known.extend(options(&of_it));
+                // Commands of a command, as of `namespace`.
+                let inner = of_it.split_once("Commands:").map_or("", |(_, all)| all);
+                let inner = inner.split_once("Options:").map_or(inner, |(all, _)| all);
+                let lines = inner.lines().filter_map(|line| line.strip_prefix("  "));
+                for word in lines.filter_map(|line| line.split(' ').next()) {
+                    if !word.is_empty() {
+                        known.extend(options(&help(&[command, word])));
+                    }
+                }
             }
         }
     }

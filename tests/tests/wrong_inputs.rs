@@ -75,6 +75,8 @@ impl Case {
             .args(words)
             // Nothing is attached there.
             .env("CAPSTAN_RUN_DIR", "/nonexistent")
+            // No target answers there.
+            .env("CAPSTAN_CONTROL_SOCKET", "/nonexistent/control.sock")
             .env_remove("RUST_BACKTRACE")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -35,7 +35,7 @@ pub(crate) fn checks(machine: &Machine, config: &Config, others: u64) -> Vec<Che
     let may = rights.verdict != Verdict::Error;
     let mut checks = vec![rights];
     let folder = state::wanted();
-    checks.extend(state_folder(&folder));
+    checks.extend(state_folder(&folder, !config.listeners.is_empty()));
     checks.extend(of_exports(&nfs.exports, may));
     checks.extend(
         mountinfo::around(&nfs.exports, &folder)
@@ -54,8 +54,8 @@ pub(crate) fn checks(machine: &Machine, config: &Config, others: u64) -> Vec<Che
     checks
 }
 
-/// As a start uses it.
-pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
+/// As a start uses it, which goes on without NFS where there are hosts to be served.
+pub(super) fn state_folder(folder: &Path, has_hosts: bool) -> Vec<Check> {
     let usable = state::for_nfs(STATE, folder, NEEDS_STATE);
     if usable.verdict == Verdict::Error {
         return vec![usable];
@@ -93,7 +93,13 @@ pub(super) fn state_folder(folder: &Path) -> Vec<Check> {
             )
         }),
         Err(error) if is_damaged(&error) => {
-            checks.push(in_its_words(STATE, &format!("{error}; {WITHOUT_NFS}")));
+            checks.push(match has_hosts {
+                true => Check {
+                    verdict: Verdict::Warning,
+                    ..Check::ok(STATE, format!("{error}; {WITHOUT_NFS}"))
+                },
+                false => in_its_words(STATE, &error.to_string()),
+            });
         }
         Err(error) => checks.push(in_its_words(STATE, &error.to_string())),
     }

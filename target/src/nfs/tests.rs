@@ -184,7 +184,7 @@ fn root_the_state_folder_is_looked_at_as_a_start_uses_it() {
     fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(&file, "").unwrap();
     let said = |folder: &Path| {
-        let checks = state_folder(folder);
+        let checks = state_folder(folder, false);
         let wrong = checks.into_iter().filter(|of| of.verdict != Verdict::Ok);
         let told = wrong.map(|of| (of.verdict, of.line()));
         told.collect::<Vec<_>>()

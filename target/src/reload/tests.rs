@@ -193,19 +193,42 @@ fn changes_in_the_reference() -> BTreeMap<(String, String), String> {
     rows
 }
 
-const BODIES: [(&str, &str); 8] = [
+const BODIES: [(&str, &str); 9] = [
     ("[target]", ""),
     ("[queues]", ""),
-    ("[[listener]]", "address = \"127.0.0.1\""),
+    (
+        "[[listener]]",
+        "address = \"127.0.0.1\"\n[[listener]]\naddress = \"127.0.0.2\"",
+    ),
     ("[[subsystem]]", "nqn = \"a\"\nallow_any_host = true"),
     ("[[subsystem.namespace]]", "nsid = 1\npath = \"/srv/a\""),
+    ("[[subsystem.ana]]", "group = 1\nstate = \"change\""),
     ("[nfs]", "addresses = [\"127.0.0.1\"]"),
     ("[[export]]", "path = \"/srv/b\""),
     ("[[export.clients]]", "network = \"192.0.2.1\""),
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 58] = [
+const CHANGES: [(&str, &str, &str, &str); 62] = [
+    (
+        "[[subsystem.ana]]",
+        "group",
+        "group = 1\nstate = \"change\"",
+        "group = 2\nstate = \"change\"",
+    ),
+    (
+        "[[subsystem.ana]]",
+        "state",
+        "group = 1\nstate = \"change\"",
+        "group = 1\nstate = \"inaccessible\"",
+    ),
+    (
+        "[[subsystem.ana]]",
+        "listeners",
+        "group = 1\nstate = \"change\"",
+        "group = 1\nstate = \"change\"\nlisteners = [\"127.0.0.2:4420\"]",
+    ),
+    ("[[subsystem.namespace]]", "ana_group", "", "ana_group = 2"),
     ("[target]", "reactors", "", "reactors = 1"),
     ("[target]", "memory_budget", "", "memory_budget = \"64MiB\""),
     ("[target]", "spin", "", "spin = \"0s\""),
