@@ -530,8 +530,23 @@ fn each_command_has_a_man_page() {
             assert!(page.contains(".SH OPTIONS"), "{command}: {page}");
         }
     }
+    for page in ["mount.capstan.8", "capstan-volumes.toml.5"] {
+        assert!(folder.path().join(page).exists(), "{page}");
+    }
+    // Beside a folder for section 1 they are in those of theirs.
+    let sections = tempfile::tempdir().unwrap();
+    let first = sections.path().join("man1");
+    fs::create_dir(&first).unwrap();
+    let mut man = Command::new(program("capstan"));
+    told(&man.args(["man", "--to", utf8(&first)]).output().unwrap());
+    assert!(sections.path().join("man8/mount.capstan.8").exists());
+    assert!(!first.join("mount.capstan.8").exists());
     // What the programs start themselves is not typed by people.
-    for hidden in ["capstan-serve-fuse.1", "capstan-target-open.1"] {
+    for hidden in [
+        "capstan-serve-fuse.1",
+        "capstan-serve-volume.1",
+        "capstan-target-open.1",
+    ] {
         assert!(!folder.path().join(hidden).exists(), "{hidden}");
     }
 }
