@@ -120,9 +120,9 @@ impl Written {
         self.edit(|document| push(subsystem(document, nqn)?, "namespace", entry))
     }
 
-    /// Takes the `[[subsystem.namespace]]` out that is served with this NSID, of a subsystem that is
-    /// `served` so. Those in memory that have no NSID in the text are given theirs, as the lowest
-    /// that is free would be another one.
+    /// Takes the `[[subsystem.namespace]]` out that is served with this NSID, of a subsystem that
+    /// is `served` so. Those in memory that have no NSID in the text are given theirs, as the
+    /// lowest that is free would be another one.
     ///
     /// # Errors
     /// It is not there.

@@ -14,7 +14,7 @@ pub struct Failure {
     pub message: String,
     /// The same in parts.
     #[serde(default)]
-    pub data: Details,
+    pub data: Box<Details>,
 }
 
 /// What is wrong, in parts, as far as it has such.
@@ -90,10 +90,10 @@ impl Failure {
         Self {
             code: kind.code(),
             message: message.into(),
-            data: Details {
+            data: Box::new(Details {
                 kind: Some(kind),
                 ..Details::default()
-            },
+            }),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What differs between the configuration that is served and the one that is wanted, by SIGHUP and
-//! by the control socket (`steering`), is carried out while hosts are connected. Either all of it is, or nothing.
+//! by the control socket (`steering`), is carried out while hosts are connected. Either all of it
+//! is, or nothing.
 
 use std::collections::HashMap;
 use std::fs;

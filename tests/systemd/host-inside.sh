@@ -85,8 +85,9 @@ $nqn:direct@$address:4420 /srv/direct capstan _netdev,nofail,transport=rdma,prov
 $nqn:auto@$address /srv/auto capstan _netdev,nofail,noauto,x-systemd.automount,transport=tcp 0 0
 FSTAB
 # What the line
-#   /dev/capstan/by-name/data /srv/data ext4 _netdev,nofail,noauto,x-systemd.requires=capstan@data.service 0 0
-# would make: in a container systemd-fstab-generator leaves devices out.
+#   /dev/capstan/by-name/data /srv/data ext4
+#       _netdev,nofail,noauto,x-systemd.requires=capstan@data.service 0 0
+# (in one) would make: in a container systemd-fstab-generator leaves devices out.
 cat >/etc/systemd/system/srv-data.mount <<'UNIT'
 [Unit]
 Requires=capstan@data.service

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The host side under a real systemd: boots a container (container.sh) with both programs, a target
 # at an address that goes with the network, and runs host-inside.sh: fstab, mount and automount
-# units, capstan@NAME, capstan-connect-all. What is mounted when the container is shut down has to be
-# unmounted in order, which is looked at from outside.
+# units, capstan@NAME, capstan-connect-all. What is mounted when the container is shut down has to
+# be unmounted in order, which is looked at from outside.
 #
 #   tests/systemd/host.sh [FOLDER WITH capstan-target AND capstan]     default: build/debug
 set -euo pipefail

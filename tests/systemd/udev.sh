@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The rules of udev, on a volume that is attached: the names of its disk and of a partition of it,
-# and that they go with it. `udevadm test` follows the rules as udevd does, in a mount namespace with
-# /run, /dev and rules of its own, and a network namespace. Needs root and loop devices.
+# and that they go with it. `udevadm test` follows the rules as udevd does, in a mount namespace
+# with /run, /dev and rules of its own, and a network namespace. Needs root and loop devices.
 #
 #   tests/systemd/udev.sh [FOLDER WITH capstan-target AND capstan]     default: build/debug
 set -euo pipefail

@@ -76,8 +76,8 @@ impl State {
         self.grace.ends_us.is_some()
     }
 
-    /// How long the grace period still lasts, in microseconds, unless a client reclaims; `None` when
-    /// it is over. Ends it in time.
+    /// How long the grace period still lasts, in microseconds, unless a client reclaims; `None`
+    /// when it is over. Ends it in time.
     pub fn grace_left_us(&mut self, now_us: u64) -> Option<u64> {
         self.end_grace_in_time(now_us);
         Some(self.grace.ends_us?.saturating_sub(now_us))

@@ -52,8 +52,8 @@ impl Target {
         subsystem.into_iter().flat_map(|of| of.namespaces.values())
     }
 
-    /// Ends the associations that are `chosen`, those of discovery left out. Their hosts may connect
-    /// again. Returns them.
+    /// Ends the associations that are `chosen`, those of discovery left out. Their hosts may
+    /// connect again. Returns them.
     pub fn end_associations(&mut self, chosen: impl Fn(&Association) -> bool) -> Vec<Association> {
         let controllers = self.controllers.values();
         let ending: Vec<_> = controllers
