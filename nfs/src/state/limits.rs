@@ -70,7 +70,7 @@ pub const RANGES_SPLIT_PER_FILE_MAX: usize = 4096;
 pub const LOCK_STATES_PER_FILE_MAX: usize = 4096;
 
 /// Revoked stateids of one client that it has not freed, with its opens and locks of an export that
-/// was taken out: of more the oldest are not known any longer. Each takes [`REVOKED_BYTES`] of what
+/// was taken out: of more the oldest are not known any longer. Each takes `REVOKED_BYTES` of what
 /// its open or lock had taken, so that all of them together are within [`STATE_BYTES_MAX`]; a
 /// client has 128 KiB of them at most, and frees one with each request.
 pub const REVOKED_PER_CLIENT_MAX: usize = 4096;
