@@ -1,8 +1,6 @@
 //! The text of a configuration, and changes of it that leave all else as it is: comments, order and
 //! blanks. What a change makes of the text is checked as a file is.
 
-mod cut;
-
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -141,7 +139,7 @@ impl Written {
             }
         }
         self.text = document.to_string();
-        self.cut(document, &[("subsystem", subsystem_at), ("namespace", at)])
+        self.cut(&[("subsystem", subsystem_at), ("namespace", at)])
     }
 
     /// Sets a key of a namespace, or takes it out where there is no value.
@@ -310,14 +308,13 @@ impl Written {
         &mut self,
         find: impl FnOnce(&mut DocumentMut) -> Result<(&'static str, usize), EditError>,
     ) -> Result<(), EditError> {
-        let mut document = self.document()?;
-        let at = find(&mut document)?;
-        self.cut(document, &[at])
+        let at = find(&mut self.document()?)?;
+        self.cut(&[at])
     }
 
     /// Takes out what is at a place that is there.
-    fn cut(&mut self, document: DocumentMut, place: &[(&str, usize)]) -> Result<(), EditError> {
-        self.text = cut::without(&self.text, document, place)
+    fn cut(&mut self, place: &[(&str, usize)]) -> Result<(), EditError> {
+        self.text = capstan_toml_file::without(&self.text, place)
             .ok_or_else(|| not_there("what is to be taken out"))?;
         Ok(())
     }

@@ -1,10 +1,8 @@
-//! `config save`: this process writes the file, with the rights of those who call it. The target
+//! `config save`: this process writes the file, with the rights of its caller. The target
 //! itself may read its configuration and no more.
 
-use std::fs::{self, File, Permissions};
-use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use capstan_control::answer::{ConfigFile, ConfigText, Saved};
@@ -45,56 +43,24 @@ fn save_one(file: &ConfigFile, overwrite: bool) -> anyhow::Result<Option<String>
             path.display()
         );
     }
-    write(path, &file.text).with_context(|| format!("{}: cannot be written", path.display()))?;
+    let written = capstan_toml_file::replace(path, &file.text);
+    written.with_context(|| format!("{}: cannot be written", path.display()))?;
     Ok(Some(format!("{}: written", path.display())))
-}
-
-/// Puts a new file in the place of the old one: whole, or not at all. A link stays one.
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    let path: PathBuf = path.canonicalize()?;
-    let old = path.metadata()?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    let written = write_beside(&beside, text, &old).and_then(|()| Ok(fs::rename(&beside, &path)?));
-    if written.is_err() {
-        // It may not be there.
-        let _ = fs::remove_file(&beside);
-    }
-    written?;
-    if let Some(folder) = path.parent() {
-        File::open(folder)?.sync_all()?;
-    }
-    Ok(())
-}
-
-fn write_beside(beside: &Path, text: &str, old: &fs::Metadata) -> anyhow::Result<()> {
-    let mut file = File::create_new(beside)?;
-    file.set_permissions(Permissions::from_mode(old.mode() & 0o7777))?;
-    let new = file.metadata()?;
-    if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
-        fchown(&file, Some(old.uid()), Some(old.gid()))?;
-    }
-    file.write_all(text.as_bytes())?;
-    Ok(file.sync_all()?)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
     use super::{ConfigFile, save_one};
 
     #[test]
-    fn a_file_is_replaced_as_a_whole_and_what_others_wrote_is_not() {
+    fn what_others_wrote_is_not_written_over_unasked() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("target.toml");
         fs::write(&path, "old").unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        let link = folder.path().join("link.toml");
-        symlink(&path, &link).unwrap();
         let file = |read: &str| ConfigFile {
-            path: Some(link.display().to_string()),
+            path: Some(path.display().to_string()),
             text: "new".to_owned(),
             read: Some(read.to_owned()),
         };
@@ -103,9 +69,6 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
         save_one(&file("older"), true).unwrap().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
-        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o640);
-        assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(save_one(&file("older"), false).unwrap(), None);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

@@ -2,16 +2,16 @@
 //! is wrong in it, by line. What changes it keeps comments and order.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_nvme_proto::text::Shown;
 use clap::Arg;
-use toml_edit::{ArrayOfTables, Document, DocumentMut, Item, Table, Value, value};
+use toml_edit::{Document, DocumentMut, Item, Table, Value, value};
 
 use super::super::by_name::{VolumeOptions, is_flag, nearest};
 use super::super::volume::VolumeArgs;
@@ -35,7 +35,7 @@ const KEYS: [(&str, &str); 3] = [
     ("port", "trsvcid"),
     ("nsid", "namespace-id"),
 ];
-/// Keys whose values are numbers.
+/// Keys with numbers as values.
 const NUMBERS: [&str; 9] = [
     "port",
     "nsid",
@@ -358,98 +358,62 @@ pub(in super::super) fn add(name: &str, words: &[String]) -> Result<()> {
         };
         table.insert(&key, item);
     }
-    change(|document| {
-        let list = document
-            .entry(LIST)
-            .or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
-        let list = list.as_array_of_tables_mut().context("[[volume]]")?;
-        let at = list.iter().position(|table| is_named(table, name));
-        match at.and_then(|at| list.get_mut(at)) {
-            Some(known) => {
-                *table.decor_mut() = known.decor().clone();
-                table.set_position(known.position());
-                *known = table;
-            }
-            None => {
-                let distance = if at.is_none() && list.is_empty() {
-                    ""
-                } else {
-                    "\n"
-                };
-                table.decor_mut().set_prefix(distance);
-                list.push(table);
-            }
+    change(|text| {
+        let mut document: DocumentMut = text.parse()?;
+        let list = document.get_mut(LIST);
+        let mut known = list.into_iter().filter_map(Item::as_array_of_tables_mut);
+        let known = known.find_map(|list| list.iter_mut().find(|table| is_named(table, name)));
+        if let Some(known) = known {
+            *table.decor_mut() = known.decor().clone();
+            table.set_position(known.position());
+            *known = table;
+            return Ok(Some(document.to_string()));
         }
-        Ok(true)
+        // Behind all that is there, comments as well.
+        let mut alone = DocumentMut::new();
+        alone.insert(LIST, Item::ArrayOfTables([table].into_iter().collect()));
+        let distance = match text.ends_with("\n\n") || text.is_empty() {
+            true => "",
+            false if text.ends_with('\n') => "\n",
+            false => "\n\n",
+        };
+        Ok(Some(format!("{text}{distance}{alone}")))
     })
     .map(drop)
 }
 
-/// Takes a volume out of the file: whether it was in there.
+/// Takes a volume out of the file, with the comments right above it: whether it was in there.
 ///
 /// # Errors
 /// As for [`add`].
 pub(in super::super) fn remove(name: &str) -> Result<bool> {
-    change(|document| {
-        let Some(list) = document
-            .get_mut(LIST)
-            .and_then(Item::as_array_of_tables_mut)
-        else {
-            return Ok(false);
-        };
-        let before = list.len();
-        list.retain(|table| !is_named(table, name));
-        Ok(list.len() < before)
-    })
+    change(|text| Ok(without(text, name)))
+}
+
+fn without(text: &str, name: &str) -> Option<String> {
+    let document: DocumentMut = text.parse().ok()?;
+    let list = document.get(LIST).and_then(Item::as_array_of_tables)?;
+    let at = list.iter().position(|table| is_named(table, name))?;
+    capstan_toml_file::without(text, &[(LIST, at)])
 }
 
 fn is_named(table: &Table, name: &str) -> bool {
     table.get(NAME).and_then(Item::as_str) == Some(name)
 }
 
-/// Changes the file as `change` says, which gives back whether it did.
-fn change(change: impl FnOnce(&mut DocumentMut) -> Result<bool>) -> Result<bool> {
+/// Changes the text of the file as `change` says, which gives back the new one, if there is one:
+/// whether there is.
+fn change(change: impl FnOnce(&str) -> Result<Option<String>>) -> Result<bool> {
     let path = path();
-    let old = text(&path)?;
-    let text = old.clone().unwrap_or_else(|| HEAD.to_owned());
+    let text = text(&path)?.unwrap_or_else(|| HEAD.to_owned());
     entries(&text).with_context(|| path.display().to_string())?;
-    let mut document: DocumentMut = text.parse().with_context(|| path.display().to_string())?;
-    if !change(&mut document)? {
-        return Ok(false);
-    }
-    let mut new = document.to_string();
-    if old.is_none() && !new.starts_with('#') {
-        new.insert_str(0, HEAD);
-    }
+    let new = change(&text).with_context(|| path.display().to_string())?;
+    let Some(new) = new else { return Ok(false) };
     // What cannot be read again is not written.
     entries(&new).with_context(|| path.display().to_string())?;
-    write(&path, &new).with_context(|| format!("writing {}", path.display()))?;
+    let written = capstan_toml_file::replace(&path, &new);
+    written.with_context(|| format!("writing {}", path.display()))?;
     Ok(true)
-}
-
-/// Writes the file; it is there as a whole or as it was.
-fn write(path: &Path, text: &str) -> Result<()> {
-    // A link leads to the file that is meant.
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let folder = path.parent().context("it has no folder")?;
-    fs::create_dir_all(folder)?;
-    let partial = path.with_extension("toml.new");
-    let mode = fs::metadata(&path).map_or(0o644, |found| found.permissions().mode() & 0o755);
-    match fs::remove_file(&partial) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
-    let mut options = File::options();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(&partial)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&partial, &path)?;
-    File::open(folder)?.sync_all()?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -560,16 +524,13 @@ read_only = true
 
     #[test]
     fn comments_and_order_outlive_a_change() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("volumes.toml");
-        fs::write(&path, TWO).unwrap();
-        let mut document: DocumentMut = TWO.parse().unwrap();
-        let list = document[LIST].as_array_of_tables_mut().unwrap();
-        list.retain(|table| !is_named(table, "logs"));
-        let text = document.to_string();
+        let text = without(TWO, "logs").unwrap();
         assert!(TWO.starts_with(&text) && text.contains("# ours"), "{text}");
-        write(&path, &text).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(without(&text, "logs"), None);
+        let second = without(&format!("# Of all.\n\n{TWO}"), "data").unwrap();
+        assert!(
+            second.starts_with("# Of all.\n\n# Of the second.\n[[volume]]"),
+            "{second}"
+        );
     }
 }

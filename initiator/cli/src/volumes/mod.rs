@@ -327,7 +327,7 @@ impl ServeVolume {
     }
 }
 
-/// The log of a volume whose lines go elsewhere, locked as long as the process lives that has it.
+/// The log of a volume that writes its lines elsewhere, locked as long as its process lives.
 fn kept_log(dir: &VolumeDir, name: &str) -> Result<OwnedFd> {
     let path = dir.log();
     let says = format!(

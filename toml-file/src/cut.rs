@@ -1,17 +1,15 @@
-//! Takes tables out of a text, with their own comments: those that stand right above them. All
+//! Tables are taken out of a text with their own comments: those that stand right above them. All
 //! other bytes stay as they are.
 
 use std::ops::Range;
 
-use toml_edit::{Document, DocumentMut, Item, Table, Value};
+use toml_edit::{Document, DocumentMut, Item, Table, TableLike, Value};
 
 /// `text` without what is at `place`: the n-th of a list of tables, and so on in there. `None`
-/// where there is nothing. `document` is what the text says.
-pub(super) fn without(
-    text: &str,
-    mut document: DocumentMut,
-    place: &[(&str, usize)],
-) -> Option<String> {
+/// where nothing is there, or the text is no TOML.
+#[must_use]
+pub fn without(text: &str, place: &[(&str, usize)]) -> Option<String> {
+    let mut document: DocumentMut = text.parse().ok()?;
     if is_inline(document.as_table_mut(), place)? {
         return Some(document.to_string());
     }
@@ -44,34 +42,21 @@ pub(super) fn without(
     Some(left)
 }
 
-/// Takes out what is at `place` where it is written within brackets, `[{…}, {…}]`; `None` where
-/// there is nothing.
-fn is_inline(mut within: &mut Table, place: &[(&str, usize)]) -> Option<bool> {
-    let ((last, at), above) = place.split_last()?;
-    for (key, at) in above {
-        match within.get_mut(key)? {
-            Item::ArrayOfTables(all) => within = all.get_mut(*at)?,
-            Item::Value(Value::Array(all)) => {
-                let table = all.get_mut(*at)?.as_inline_table_mut()?;
-                remove(table.get_mut(last)?.as_array_mut()?, *at);
-                return Some(true);
-            }
-            _ => return None,
-        }
-    }
-    match within.get_mut(last)? {
-        Item::ArrayOfTables(_) => Some(false),
-        Item::Value(Value::Array(all)) => {
-            remove(all, *at);
-            Some(true)
+/// Takes out what is at `place` where it is written within brackets, `[{…}, {…}]`: whether it is.
+/// `None` where there is nothing.
+fn is_inline(within: &mut dyn TableLike, place: &[(&str, usize)]) -> Option<bool> {
+    let ((key, at), inner) = place.split_first()?;
+    match (within.get_mut(key)?, inner) {
+        (Item::ArrayOfTables(_), []) => Some(false),
+        (Item::ArrayOfTables(all), inner) => is_inline(all.get_mut(*at)?, inner),
+        (Item::Value(Value::Array(all)), []) => (*at < all.len()).then(|| {
+            all.remove(*at);
+            true
+        }),
+        (Item::Value(Value::Array(all)), inner) => {
+            is_inline(all.get_mut(*at)?.as_inline_table_mut()?, inner)
         }
         _ => None,
-    }
-}
-
-fn remove(all: &mut toml_edit::Array, at: usize) {
-    if at < all.len() {
-        all.remove(at);
     }
 }
 
@@ -100,7 +85,7 @@ fn starts(table: &Table, found: &mut Vec<usize>) {
     }
 }
 
-/// Where the comments begin that belong to the table whose header is at `start`.
+/// Where the comments begin that belong to the table with its header at `start`.
 fn with_comments(text: &str, start: usize) -> usize {
     let mut begin = line_start(text, start);
     while begin > 0 {
@@ -136,4 +121,51 @@ fn end(text: &str, start: usize) -> usize {
         at += line.len();
     }
     last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without;
+
+    const TWO: &str = "# Of all.\n\n# Of the first.\n[[volume]]\nname = \"a\"   # ours\n\n# Of the second.\n[[volume]]\n\
+                       name = \"b\"\n\n# At the end.\n";
+
+    #[test]
+    fn what_is_parted_by_a_blank_line_stays() {
+        let first = without(TWO, &[("volume", 0)]).unwrap();
+        assert_eq!(
+            first,
+            "# Of all.\n\n# Of the second.\n[[volume]]\nname = \"b\"\n\n# At the end.\n"
+        );
+        let second = without(TWO, &[("volume", 1)]).unwrap();
+        assert_eq!(
+            second,
+            "# Of all.\n\n# Of the first.\n[[volume]]\nname = \"a\"   # ours\n\n# At the end.\n"
+        );
+        let neither = without(&first, &[("volume", 0)]).unwrap();
+        assert_eq!(neither, "# Of all.\n\n# At the end.\n");
+    }
+
+    #[test]
+    fn what_is_written_within_brackets_is_taken_out_there() {
+        let text = "a = [{ b = [{ n = 1 }, { n = 2 }] }, { b = [{ n = 3 }, { n = 4 }] }]\n";
+        let second = without(text, &[("a", 1), ("b", 0)]).unwrap();
+        assert!(
+            !second.contains('3') && second.contains("n = 4"),
+            "{second}"
+        );
+        let first = without(text, &[("a", 0), ("b", 1)]).unwrap();
+        assert!(!first.contains('2') && first.contains("n = 1"), "{first}");
+        let outer = without(text, &[("a", 0)]).unwrap();
+        assert!(!outer.contains('1') && outer.contains("n = 3"), "{outer}");
+        assert_eq!(without(text, &[("a", 0), ("b", 2)]), None);
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_taken_out() {
+        assert_eq!(without(TWO, &[("volume", 2)]), None);
+        assert_eq!(without(TWO, &[("other", 0)]), None);
+        assert_eq!(without("a = ", &[("a", 0)]), None);
+        assert_eq!(without("a = [{}]", &[("a", 1)]), None);
+    }
 }
