@@ -8,10 +8,7 @@ use capstan_config::{Backing, LbaSize, ListenAddresses};
 use capstan_exports::clients::Network;
 use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use steer::{
-    ConfigCommand, ConnectionCommand, Discard, Explain, ExportCommand, For, HostCommand,
-    ListenerCommand, LogCommand, NamespaceCommand, Nothing, SubsystemCommand,
-};
+use steer::Operation;
 
 /// Exports block devices, files and RAM as NVMe namespaces, and directories by NFS, over RDMA and
 /// over TCP.
@@ -35,39 +32,9 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show what a target that runs serves, and what is not as it should be.
-    Status(For<Nothing>),
-    /// Have a target that runs read its configuration again and carry out what has changed: all of
-    /// it or nothing. As SIGHUP, and says how it went.
-    Reload(For<Discard>),
-    /// End a target that runs, as SIGTERM does.
-    Stop(For<Discard>),
-    /// Add, take out and show subsystems of a target that runs.
-    #[command(subcommand)]
-    Subsystem(SubsystemCommand),
-    /// Add, take out and resize namespaces of a target that runs.
-    #[command(subcommand)]
-    Namespace(NamespaceCommand),
-    /// Say which hosts may connect to a target that runs.
-    #[command(subcommand)]
-    Host(HostCommand),
-    /// Say where a target that runs listens.
-    #[command(subcommand)]
-    Listener(ListenerCommand),
-    /// Add, take out and list directories that a target that runs exports to NFS clients.
-    #[command(subcommand)]
-    Export(ExportCommand),
-    /// List and end what hosts have with a target that runs.
-    #[command(subcommand)]
-    Connection(ConnectionCommand),
-    /// Show, compare and save the configuration of a target that runs.
-    #[command(subcommand)]
-    Config(ConfigCommand),
-    /// Change what a target that runs logs.
-    #[command(subcommand)]
-    Log(LogCommand),
-    /// Say why hosts were refused, and the command that lets them in.
-    Explain(For<Explain>),
+    /// Ask or tell a target that runs.
+    #[command(flatten)]
+    Operate(Operation),
     /// Say what this machine lacks to serve, with a configuration or an export for that one, each
     /// with what mends it: exit 1 when something will not work.
     Doctor(Doctor),

@@ -13,9 +13,10 @@ use capstan_doctor::{Machine, Summary, Verdict};
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
-use capstan_target::operate::{self, Operation};
 use capstan_target::signals::{Held, outlive_file_size_limit};
-use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
+use capstan_target::{
+    answers, doctor, identities, lba_size, log, lost, operate, room, serve, space, state,
+};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use nix::errno::Errno;
@@ -102,18 +103,7 @@ fn run_command(command: Command) -> anyhow::Result<()> {
             )
         }),
         Command::Open { paths } => Ok(answers::open(&paths)?),
-        Command::Status(of) => operate::run(Operation::Status(of), print),
-        Command::Reload(of) => operate::run(Operation::Reload(of), print),
-        Command::Stop(of) => operate::run(Operation::Stop(of), print),
-        Command::Subsystem(of) => operate::run(Operation::Subsystem(of), print),
-        Command::Namespace(of) => operate::run(Operation::Namespace(of), print),
-        Command::Host(of) => operate::run(Operation::Host(of), print),
-        Command::Listener(of) => operate::run(Operation::Listener(of), print),
-        Command::Export(of) => operate::run(Operation::Export(of), print),
-        Command::Connection(of) => operate::run(Operation::Connection(of), print),
-        Command::Config(of) => operate::run(Operation::Config(of), print),
-        Command::Log(of) => operate::run(Operation::Log(of), print),
-        Command::Explain(of) => operate::run(Operation::Explain(of), print),
+        Command::Operate(operation) => operate::run(operation, print),
     }
 }
 

@@ -17,42 +17,13 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::Output;
 use crate::cli::steer::{
-    ConfigCommand, ConnectionCommand, Discard, Explain, ExportCommand, For, HostCommand,
-    ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Nothing, SubsystemCommand, To,
+    ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand, ListenerCommand, LogCommand,
+    NamespaceAdd, NamespaceCommand, Operation, SubsystemCommand, To,
 };
 use crate::steering::socket;
 
 /// Prints lines on stdout.
 pub type Print = fn(&str) -> anyhow::Result<()>;
-
-/// A command of those.
-#[derive(Clone, Debug)]
-pub enum Operation {
-    /// `status`.
-    Status(For<Nothing>),
-    /// `reload`.
-    Reload(For<Discard>),
-    /// `stop`.
-    Stop(For<Discard>),
-    /// `subsystem`.
-    Subsystem(SubsystemCommand),
-    /// `namespace`.
-    Namespace(NamespaceCommand),
-    /// `host`.
-    Host(HostCommand),
-    /// `listener`.
-    Listener(ListenerCommand),
-    /// `export`.
-    Export(ExportCommand),
-    /// `connection`.
-    Connection(ConnectionCommand),
-    /// `config`.
-    Config(ConfigCommand),
-    /// `log`.
-    Log(LogCommand),
-    /// `explain`.
-    Explain(For<Explain>),
-}
 
 /// Carries it out and prints the answer.
 ///

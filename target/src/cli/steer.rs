@@ -6,6 +6,44 @@ use clap::{Args, Subcommand};
 
 use super::Output;
 
+/// The commands.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Operation {
+    /// Show what a target that runs serves, and what is not as it should be.
+    Status(For<Nothing>),
+    /// Have a target that runs read its configuration again and carry out what has changed: all of
+    /// it or nothing. As SIGHUP, and says how it went.
+    Reload(For<Discard>),
+    /// End a target that runs, as SIGTERM does.
+    Stop(For<Discard>),
+    /// Add, take out and show subsystems of a target that runs.
+    #[command(subcommand)]
+    Subsystem(SubsystemCommand),
+    /// Add, take out and resize namespaces of a target that runs.
+    #[command(subcommand)]
+    Namespace(NamespaceCommand),
+    /// Say which hosts may connect to a target that runs.
+    #[command(subcommand)]
+    Host(HostCommand),
+    /// Say where a target that runs listens.
+    #[command(subcommand)]
+    Listener(ListenerCommand),
+    /// Add, take out and list directories that a target that runs exports to NFS clients.
+    #[command(subcommand)]
+    Export(ExportCommand),
+    /// List and end what hosts have with a target that runs.
+    #[command(subcommand)]
+    Connection(ConnectionCommand),
+    /// Show, compare and save the configuration of a target that runs.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Change what a target that runs logs.
+    #[command(subcommand)]
+    Log(LogCommand),
+    /// Say why hosts were refused, and the command that lets them in.
+    Explain(For<Explain>),
+}
+
 /// The target that is meant, and how its answer is shown.
 #[derive(Args, Clone, Debug)]
 pub struct To {
@@ -309,7 +347,7 @@ pub struct ConfigShow {
 /// `config save`.
 #[derive(Args, Clone, Debug)]
 pub struct ConfigSave {
-    /// Write over a file that somebody has changed since the target has read it.
+    /// Write over a file that was changed since the target has read it.
     #[arg(long)]
     pub overwrite: bool,
 }
