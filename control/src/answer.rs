@@ -63,18 +63,6 @@ pub struct Listener {
     pub provider: String,
     /// `rdma`, `tcp`.
     pub transports: Vec<String>,
-    /// What is waited for, where it does not listen yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub waits: Option<Waits>,
-}
-
-/// What something waits for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Waits {
-    /// The reason, in words.
-    pub why: String,
-    /// Seconds since it waits.
-    pub since_s: u64,
 }
 
 /// A subsystem.
@@ -119,9 +107,6 @@ pub struct Namespace {
     pub ana_group: u32,
     /// What hosts have read and written since it was added.
     pub io: Io,
-    /// What is waited for, where it is not served yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub waits: Option<Waits>,
 }
 
 /// Counts of I/O.
@@ -193,9 +178,9 @@ pub struct Export {
     pub path: String,
     /// The networks of its clients.
     pub clients: Vec<String>,
-    /// What is waited for, where it is not served yet.
+    /// What it waits for, in words, where it is not served yet.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub waits: Option<Waits>,
+    pub waits: Option<String>,
 }
 
 /// Answer to what changes something.

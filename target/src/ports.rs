@@ -1,5 +1,4 @@
-//! Which port (PORTID) each listener is. One that goes leaves its number to nobody: hosts may know
-//! it.
+//! Which port (PORTID) each listener is. A number is never used again: hosts may know it.
 
 use std::collections::BTreeSet;
 

@@ -3,7 +3,7 @@
 //! is, or nothing.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::mem;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -120,6 +120,12 @@ impl Served {
     /// The port of each listener of [`config`](Self::config), in its order.
     pub(crate) fn ports(&self) -> Vec<PortId> {
         self.ports.in_order(&self.config.listeners)
+    }
+
+    /// Whether this namespace is on the file or device with that metadata.
+    pub(crate) fn has_open(&self, metadata: &Metadata, subnqn: &Nqn, nsid: u32) -> bool {
+        let place = self.files.get(&FileId::of_metadata(metadata));
+        place.is_some_and(|(nqn, other)| (nqn, *other) == (subnqn, nsid))
     }
 
     /// What is served.
@@ -487,12 +493,15 @@ impl FileId {
         let Backing::Path(path) = &namespace.backing else {
             return None;
         };
-        let metadata = fs::metadata(path).ok()?;
-        Some(if metadata.file_type().is_block_device() {
+        Some(Self::of_metadata(&fs::metadata(path).ok()?))
+    }
+
+    fn of_metadata(metadata: &Metadata) -> Self {
+        if metadata.file_type().is_block_device() {
             Self::Device(metadata.rdev())
         } else {
             Self::File(metadata.dev(), metadata.ino())
-        })
+        }
     }
 }
 

@@ -4,12 +4,14 @@
 //! out what has changed in a file (`reload`). So whatever a file can say can be changed, is checked
 //! by the same rules, is all or nothing, and can be shown and saved.
 //!
-//! - [`socket`]: where it is, and who may connect;
+//! - [`socket`]: its place and its permissions;
 //! - `conversation`: requests and answers on it, on the control thread;
 //! - `work`: the threads that carry requests out, and never a reactor;
 //! - `change`, `texts`: changes, and the texts that they are made in;
+//! - `at_once`: what is done and is in no text;
 //! - `report`: what is told.
 
+mod at_once;
 mod change;
 mod conversation;
 mod report;
@@ -42,7 +44,7 @@ pub(crate) use work::Work;
 pub(crate) enum News {
     /// What systemd is to be told.
     Status(String),
-    /// The target is to end: somebody has asked for it.
+    /// The target is to end, by a request.
     Stop,
 }
 
@@ -62,7 +64,7 @@ pub(crate) struct Steering {
     news: UnboundedSender<News>,
 }
 
-/// What is served, for those who ask.
+/// What is served, as it is told on request.
 struct Published {
     config: Config,
     /// Of each listener.
@@ -167,7 +169,7 @@ impl Steering {
         reloaded
     }
 
-    /// Tells the log, and those who ask later, how a reload went.
+    /// Tells the log how a reload went, and keeps it for `status`.
     fn reloaded(&self, reloaded: Result<String, NoReload>) -> Result<Changed, Failure> {
         let (kind, words) = match reloaded {
             Ok(changes) => {

@@ -19,7 +19,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
 use capstan_tests::host::options;
 use capstan_tests::place::{Place, has, reload, volume, writes_until_it_fails};
-use capstan_tests::program::{program, told, utf8};
+use capstan_tests::program::{CLAIMS, program, told, utf8};
 use capstan_tests::wait::wait_until;
 use capstan_tests::wire_host::{Data, Queue, WireHost};
 use serde_json::Value;
@@ -47,7 +47,7 @@ fn shown(at: SocketAddr) -> Vec<(u64, u64, Vec<u64>)> {
     let mut capstan = Command::new(program("capstan"));
     let claims = tempfile::tempdir().unwrap();
     capstan
-        .env("RUNTIME_DIRECTORY", claims.path())
+        .env(CLAIMS, claims.path())
         .args(["ana-log", "-t", "tcp", "-a", &at.ip().to_string()])
         .args(["-s", &at.port().to_string(), "--output", "json"])
         .args(["-n", capstan_tests::target::SUBNQN]);

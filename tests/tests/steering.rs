@@ -176,6 +176,12 @@ fn namespaces_come_grow_and_go_while_a_host_writes() {
         smaller.data.allowed.as_deref(),
         Some("from 3145728 bytes on")
     );
+    // Another file has taken its place: it is not touched.
+    fs::rename(&second, target.path("moved.img")).expect("moved");
+    fs::write(&second, b"other").expect("another file");
+    let other = refused(&mut client, &resize("8MiB"));
+    assert!(other.message.contains("is another file"), "{other}");
+    assert_eq!(fs::read(&second).expect("the other file"), b"other");
     change(&mut client, &Request::NamespaceRemove(place(2)));
     sees(&controller, &[(1, MIB)]);
     writes.store(false, Ordering::Relaxed);
@@ -523,7 +529,7 @@ fn whatever_is_sent_others_are_answered() {
             .contains("65536"),
         "{told}"
     );
-    // Each of those who say nothing has a place; one more than there are is told.
+    // Each connection that says nothing has a place; one more than there are places is told.
     let silent: Vec<_> = (0..32)
         .map(|_| UnixStream::connect(&socket).expect("connects"))
         .collect();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use capstan_config::Size;
 use capstan_control::answer::{
     Changed, ConfigDiff, ConfigText, Connection, Disconnected, Ending, Export, Host, Listener,
-    LogLevel, Namespace, Refused, Status, Subsystem, Waits,
+    LogLevel, Namespace, Refused, Status, Subsystem,
 };
 use comfy_table::{Table, presets};
 
@@ -27,12 +27,6 @@ fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
 
 fn ago(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
-}
-
-fn waiting(waits: Option<&Waits>) -> String {
-    waits.map_or_else(String::new, |waits| {
-        format!("waits for {}: {}", ago(waits.since_s), waits.why)
-    })
 }
 
 /// Unless there is nothing to be said of it.
@@ -109,11 +103,7 @@ fn subsystem(of: &Subsystem) -> String {
 
 fn namespaces(all: &[Namespace]) -> String {
     let rows = all.iter().map(|of| {
-        let state = match (waiting(of.waits.as_ref()), of.read_only) {
-            (waits, _) if !waits.is_empty() => waits,
-            (_, true) => "read-only".to_owned(),
-            (_, false) => String::new(),
-        };
+        let state = if of.read_only { "read-only" } else { "" };
         [
             of.nsid.to_string(),
             backing(of),
@@ -122,7 +112,7 @@ fn namespaces(all: &[Namespace]) -> String {
             of.uuid.clone().unwrap_or_default(),
             Size(of.io.read_bytes).to_string(),
             Size(of.io.written_bytes).to_string(),
-            state,
+            state.to_owned(),
         ]
     });
     table(
@@ -165,10 +155,9 @@ pub(super) fn listeners(all: &[Listener]) -> String {
                 of.address.clone(),
                 of.transports.join(", "),
                 of.provider.clone(),
-                waiting(of.waits.as_ref()),
             ]
         });
-        table(["LISTENER", "TRANSPORTS", "PROVIDER", ""], rows)
+        table(["LISTENER", "TRANSPORTS", "PROVIDER"], rows)
     })
 }
 
@@ -179,7 +168,9 @@ pub(super) fn exports(all: &[Export]) -> String {
                 of.pseudo.clone(),
                 of.path.clone(),
                 of.clients.join(", "),
-                waiting(of.waits.as_ref()),
+                of.waits
+                    .as_ref()
+                    .map_or_else(String::new, |why| format!("waits: {why}")),
             ]
         });
         table(["EXPORT", "DIRECTORY", "CLIENTS", ""], rows)

@@ -16,7 +16,7 @@ type Edited = Result<(), Failure>;
 
 impl Steering {
     /// Changes the text by `edit` and carries out what is different then: all of it or nothing.
-    /// `words` are the change's, for those who are told of it later.
+    /// `words` say the change in `config diff` and warnings.
     fn change(
         &self,
         words: String,

@@ -20,7 +20,7 @@ const CONNECTIONS_MAX: usize = 32;
 /// How long the other end may take to read an answer, before the connection is closed.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves those who connect, until it is dropped.
+/// Answers requests of all connections, until it is dropped.
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
     steering: Arc<Steering>,
@@ -59,14 +59,14 @@ async fn refuse(mut stream: UnixStream) {
     let _ = tokio::time::timeout(ANSWER_PATIENCE, stream.write_all(line.as_bytes())).await;
 }
 
-/// Who asks, for the log.
+/// The user and process at the other end, for the log.
 fn caller(stream: &UnixStream) -> String {
     match stream.peer_cred() {
         Ok(of) => match of.pid() {
             Some(pid) => format!("UID {} (process {pid})", of.uid()),
             None => format!("UID {}", of.uid()),
         },
-        Err(_) => "somebody".to_owned(),
+        Err(_) => "an unknown process".to_owned(),
     }
 }
 

@@ -1,26 +1,24 @@
 //! What is told of a target that runs. Nothing here waits for a file system or a change: what is
 //! served is known, and what is counted is read.
 
-use std::fs::OpenOptions;
-
-use capstan_config::{Access, Backing, Listener, Nqn, Size, Subsystem, Transports};
+use capstan_config::{Access, Listener, Nqn, Subsystem, Transports};
 use capstan_control::answer::{
-    Changed, ConfigDiff, Connection, Disconnected, Export, Host, Io, Namespace, Nfs, Refused,
-    Saved, Status, Waits,
+    ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Saved, Status,
 };
-use capstan_control::{DisconnectWhich, Failure, Kind, NamespacePlace, ResizeNamespace, answer};
+use capstan_control::{Failure, Kind, answer};
 use capstan_exports::ExportSettings;
 use capstan_reactor::Clock;
 use capstan_subsystem::{
-    Association, AssociationReport, NamespaceConfig, PortId, QueueCounters, Refusal, RefuseReason,
-    Target,
+    AssociationReport, NamespaceConfig, PortId, QueueCounters, Refusal, RefuseReason, Target,
 };
 use uuid::Uuid;
 
-use super::change::{namespace, read_nqn, subsystem};
+use super::change::{read_nqn, subsystem};
 use super::{Steering, locked};
 
 const SECOND_US: u64 = 1_000_000;
+/// Why an export is not served yet.
+const SILENT: &str = "its file system does not answer";
 
 impl Steering {
     pub(super) fn report(&self) -> Status {
@@ -163,46 +161,6 @@ impl Steering {
         })
     }
 
-    pub(super) fn disconnect(&self, which: &DisconnectWhich) -> Result<Disconnected, Failure> {
-        let DisconnectWhich {
-            host,
-            subsystem: of,
-            cntlid,
-        } = which;
-        let host = host
-            .as_deref()
-            .map(|host| read_nqn("host", host))
-            .transpose()?;
-        let of = of
-            .as_deref()
-            .map(|of| read_nqn("subsystem", of))
-            .transpose()?;
-        if host.is_none() && of.is_none() && cntlid.is_none() {
-            let words = "connection.disconnect needs a host, a subsystem or a cntlid: with none it would end all of them";
-            return Err(Failure::new(Kind::WrongParameters, words));
-        }
-        let chosen = |one: &Association| {
-            host.as_ref().is_none_or(|host| one.hostnqn.is_same(host))
-                && of.as_ref().is_none_or(|of| one.subnqn.is_same(of))
-                && cntlid.is_none_or(|cntlid| one.cntlid == cntlid)
-        };
-        let ended = self.control.with(|target| {
-            let told: Vec<_> = target
-                .associations()
-                .filter(|one| chosen(one.association))
-                .map(|one| of_association(&one))
-                .collect();
-            target.end_associations(chosen);
-            told
-        });
-        if ended.is_empty() {
-            let words =
-                "no association is so; `capstan-target connection list` shows those there are";
-            return Err(Failure::new(Kind::NotFound, words));
-        }
-        Ok(Disconnected { ended })
-    }
-
     pub(super) fn explain(&self, host: Option<&str>) -> Result<Vec<Refused>, Failure> {
         let host = host.map(|host| read_nqn("host", host)).transpose()?;
         let now_us = Clock.now_us();
@@ -248,63 +206,6 @@ impl Steering {
         now.map(Some)
             .map_err(|error| Failure::new(Kind::Failed, error.to_string()))
     }
-
-    /// Makes the file of a namespace longer, and has hosts told.
-    pub(super) fn resize_namespace(&self, resize: &ResizeNamespace) -> Result<Changed, Failure> {
-        let size: Size = resize
-            .size
-            .parse()
-            .map_err(|error: capstan_config::SizeError| {
-                Failure::new(Kind::Invalid, error.to_string())
-                    .of_field("size")
-                    .of_value(&resize.size)
-            })?;
-        // No change takes it away meanwhile.
-        let served = locked(&self.served);
-        let place = NamespacePlace {
-            subsystem: resize.subsystem.clone(),
-            nsid: resize.nsid,
-        };
-        let (of, namespace) = namespace(&place, served.config())?;
-        let refused = |words: String| {
-            Failure::new(Kind::Refused, words)
-                .of_field("size")
-                .of_value(&resize.size)
-        };
-        let Backing::Path(path) = &namespace.backing else {
-            return Err(refused(format!(
-                "namespace {} of {} is {}, which has its size for as long as it is there: add another one, and take this one out",
-                namespace.nsid, of.nqn, namespace.backing
-            )));
-        };
-        let failed = |error: std::io::Error| {
-            Failure::new(Kind::Failed, format!("{}: {error}", path.display()))
-        };
-        let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() {
-            return Err(refused(format!(
-                "{} is a device: make it larger there (lvextend(8) for a logical volume), which is seen by itself within a second",
-                path.display()
-            )));
-        }
-        if size.0 < metadata.len() {
-            return Err(refused(format!(
-                "{} has {} bytes, and a smaller one would lose what is behind its end: a namespace can grow only",
-                path.display(),
-                metadata.len()
-            ))
-            .allowed(format!("from {} bytes on", metadata.len())));
-        }
-        file.set_len(size.0).map_err(failed)?;
-        let resized = self.control.look_at_media();
-        let unsaved = self.texts().unsaved().len();
-        let changes = format!(
-            "namespace {} of {}: {} bytes; namespaces resized: {resized}",
-            namespace.nsid, of.nqn, size.0
-        );
-        Ok(Changed { changes, unsaved })
-    }
 }
 
 fn of_listener(target: &Target, port: PortId, listener: &Listener) -> answer::Listener {
@@ -320,7 +221,6 @@ fn of_listener(target: &Target, port: PortId, listener: &Listener) -> answer::Li
         address: address.to_string(),
         provider: listener.provider.to_string(),
         transports: named.map(|(_, word)| (*word).to_owned()).collect(),
-        waits: None,
     }
 }
 
@@ -343,7 +243,6 @@ fn of_namespace(
         read_only: geometry.read_only,
         ana_group: shown.anagrpid,
         io: io(counted),
-        waits: None,
     }
 }
 
@@ -366,7 +265,7 @@ fn host_of(of: &Subsystem, host: &Nqn, is_listed: bool) -> Host {
     }
 }
 
-fn of_association(one: &AssociationReport<'_>) -> Connection {
+pub(super) fn of_association(one: &AssociationReport<'_>) -> Connection {
     let association = one.association;
     Connection {
         host: association.hostnqn.to_string(),
@@ -383,18 +282,14 @@ fn of_association(one: &AssociationReport<'_>) -> Connection {
 
 fn exports_of(nfs: &capstan_config::Nfs) -> Vec<Export> {
     let served = nfs.exports.iter().map(|export| of_export(export, None));
-    let waits = || Waits {
-        why: "its file system does not answer".to_owned(),
-        since_s: 0,
-    };
     let absent = nfs
         .absent
         .iter()
-        .map(|export| of_export(export, Some(waits())));
+        .map(|export| of_export(export, Some(SILENT)));
     served.chain(absent).collect()
 }
 
-fn of_export(export: &ExportSettings, waits: Option<Waits>) -> Export {
+fn of_export(export: &ExportSettings, waits: Option<&str>) -> Export {
     let rules = export.clients.rules().iter();
     Export {
         pseudo: export.client_path.clone(),
@@ -402,7 +297,7 @@ fn of_export(export: &ExportSettings, waits: Option<Waits>) -> Export {
         clients: rules
             .map(|rule| format!("{} {}", rule.network, rule.access))
             .collect(),
-        waits,
+        waits: waits.map(ToOwned::to_owned),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Where the control socket is, and who may connect to it: root, the user of the target, and the
-//! group `capstan`.
+//! Where the control socket is, and its permissions: root may connect, the user of the target, and
+//! the group `capstan`.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) struct Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // It is there until the target ends, or nobody can name it any more.
+        // A file that cannot be removed is taken over by the next target.
         let _ = fs::remove_file(&self.path);
     }
 }

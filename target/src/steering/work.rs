@@ -47,7 +47,7 @@ impl Work {
             let work = move || {
                 for job in jobs {
                     let outcome = steering.carry_out(&job.request, &job.caller);
-                    // Who asked may be gone.
+                    // The connection may have ended.
                     let _ = job.done.send(outcome);
                 }
             };
