@@ -45,7 +45,7 @@ fn root_who_is_there_opens_what_clients_that_are_gone_have_descriptors_for() {
     let mut here = served.client("here");
     let file = here.open("file", "first", BOTH);
     let taken = take_all();
-    // Whose lease lasts keeps what it has.
+    // A client with a lease that lasts keeps what it has.
     assert_eq!(
         here.open_status(open_op("file", "second", BOTH, 0)),
         Status::DELAY

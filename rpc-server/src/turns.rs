@@ -1,6 +1,6 @@
-//! Whose turn it is: addresses take turns, over both wires together, and at the turn of an address
-//! its connections do. So an address has no more of the threads with many connections than another
-//! one has with one. An address whose calls are slow has no more of them under way than the half of
+//! Turns: addresses take them, over both wires together, and at the turn of an address its
+//! connections do. So an address has no more of the threads with many connections than another
+//! one has with one. An address with slow calls has no more of them under way than the half of
 //! the threads: the others are for those that come meanwhile.
 
 use std::collections::VecDeque;

@@ -32,7 +32,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Whose call it is; `None` for the end of a connection.
+    /// The address that the call has come from; `None` for the end of a connection.
     fn source(&self) -> Option<Source> {
         match self {
             Self::Call(task) => Some(task.source()),
@@ -94,7 +94,7 @@ struct Seat {
     begun: u64,
     /// The work that it is carrying out now, as [`Work::arrived_us`] of it; `None` when idle.
     at: Option<Option<u64>>,
-    /// Whose call that is.
+    /// The address that the call has come from.
     source: Option<Source>,
     /// `begun` when it was last looked at, and when it was first seen to have that value, in
     /// microseconds.

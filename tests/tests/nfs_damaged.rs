@@ -1,4 +1,4 @@
-//! A target whose file of what NFS clients reclaim is damaged: hosts are served as ever.
+//! A damaged file of what NFS clients reclaim: hosts are served as ever.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

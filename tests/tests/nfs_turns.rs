@@ -1,4 +1,4 @@
-//! Clients whose calls hang, and what others have of the target meanwhile.
+//! Clients with calls that hang, and what the target does for others meanwhile.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};

@@ -255,7 +255,7 @@ impl Row {
     }
 }
 
-/// The state of a volume whose process does not tell it.
+/// The state of a volume that its process does not tell.
 fn mute(state: &str, trouble: Trouble) -> State {
     State {
         state: state.to_owned(),

@@ -162,7 +162,7 @@ impl Disk {
         state
     }
 
-    /// Has the kernel end it when nobody uses it any more, which is what keeps it now.
+    /// Has the kernel end it with its last user, which is what keeps it now.
     fn end_with_last_user(&self, stays: &Stays) {
         let ends = match loop_process::set_autoclear(&self.record.device) {
             Ok(()) => "the disk ends with that".to_owned(),
