@@ -152,12 +152,10 @@ fn subsystem(subsystem: &Subsystem, nsids: bool, listeners: &[Listener]) -> Tabl
         table
     });
     put_all(&mut table, "ana", states);
-    let namespaces = subsystem.namespaces.iter();
-    put_all(
-        &mut table,
-        "namespace",
-        namespaces.map(|of| namespace(of, nsids)),
-    );
+    let mut namespaces: Vec<_> = subsystem.configured().collect();
+    namespaces.sort_by_key(|of| of.nsid);
+    let namespaces = namespaces.into_iter().map(|of| namespace(of, nsids));
+    put_all(&mut table, "namespace", namespaces);
     table
 }
 

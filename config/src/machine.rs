@@ -119,7 +119,7 @@ impl Config {
                     ),
                 );
             }
-            if subsystem.namespaces.is_empty() {
+            if subsystem.configured().next().is_none() {
                 findings.warning(
                     format!("subsystem[{index}].namespace"),
                     format!(
@@ -131,7 +131,7 @@ impl Config {
             }
             let groups: BTreeSet<u32> = subsystem.ana.keys().map(|(_, group)| *group).collect();
             for group in groups {
-                let mut namespaces = subsystem.namespaces.iter();
+                let mut namespaces = subsystem.configured();
                 if namespaces.all(|namespace| namespace.ana_group != group) {
                     findings.warning(
                         format!("subsystem[{index}].ana"),

@@ -281,9 +281,19 @@ pub struct Subsystem {
     pub end_older_association: bool,
     /// Namespaces by ascending NSID; none while the only one is taken out.
     pub namespaces: Vec<Namespace>,
+    /// Of the namespaces, those on paths where nothing was found: none in a configuration that was
+    /// just read.
+    pub absent: Vec<Namespace>,
     /// ANA states that are written down, by the number of the listener from 0 and the group;
     /// everything else is optimized. See [`Subsystem::ana_states`].
     pub ana: BTreeMap<(usize, u32), AnaState>,
+}
+
+impl Subsystem {
+    /// All namespaces, also those where nothing was found.
+    pub fn configured(&self) -> impl Iterator<Item = &Namespace> {
+        self.namespaces.iter().chain(&self.absent)
+    }
 }
 
 /// Who may connect to a subsystem.

@@ -261,6 +261,7 @@ impl Config {
                     direct: DirectIo::WherePossible,
                     ana_group: 1,
                 }],
+                absent: Vec::new(),
             }],
             nfs: None,
         })

@@ -419,7 +419,7 @@ fn subsystem<'d>(
 fn places(text: &mut dyn TableLike, served: &Subsystem) -> Vec<Option<u32>> {
     let all = tables(text, "namespace");
     let written: Vec<_> = all.iter().map(|table| nsid_of(*table)).collect();
-    let mut left: Vec<_> = served.namespaces.iter().collect();
+    let mut left: Vec<_> = served.configured().collect();
     left.retain(|namespace| !written.contains(&Some(namespace.nsid)));
     let each = all.into_iter().zip(&written).map(|(table, nsid)| {
         nsid.or_else(|| {

@@ -63,6 +63,18 @@ pub struct Listener {
     pub provider: String,
     /// `rdma`, `tcp`.
     pub transports: Vec<String>,
+    /// What it waits for, where it is not listened at yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<Waits>,
+}
+
+/// That something is not served yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waits {
+    /// Why, in words.
+    pub why: String,
+    /// Since how many seconds.
+    pub since_s: u64,
 }
 
 /// A subsystem.
@@ -107,6 +119,9 @@ pub struct Namespace {
     pub ana_group: u32,
     /// What hosts have read and written since it was added.
     pub io: Io,
+    /// What it waits for, where it is not served yet: its size is 0 then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<Waits>,
 }
 
 /// Counts of I/O.
@@ -178,9 +193,9 @@ pub struct Export {
     pub path: String,
     /// The networks of its clients.
     pub clients: Vec<String>,
-    /// What it waits for, in words, where it is not served yet.
+    /// What it waits for, where it is not served yet.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub waits: Option<String>,
+    pub waits: Option<Waits>,
 }
 
 /// Answer to what changes something.

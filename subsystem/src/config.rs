@@ -132,6 +132,15 @@ impl PortConfig {
         }
     }
 
+    /// The addresses where it is listened at, of one or two ports; none where it speaks nothing.
+    pub fn listened_at(&self) -> impl Iterator<Item = SocketAddr> {
+        let at = |transport| self.with_port_of(self.address, transport);
+        let rdma = self.rdma.map(|_| at(Transport::Rdma));
+        let tcp = self.tcp.then(|| at(Transport::Tcp));
+        rdma.into_iter()
+            .chain(tcp.filter(move |tcp| rdma != Some(*tcp)))
+    }
+
     /// `address`, which has the port of RDMA, with the port of `transport`.
     #[must_use]
     pub(crate) fn with_port_of(&self, address: SocketAddr, transport: Transport) -> SocketAddr {

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use capstan_config::{Backing, Config, Namespace, Nqn, namespace_uuid};
+use capstan_config::{Backing, Config, Namespace, Nqn, Subsystem, namespace_uuid};
 use capstan_storage::{Layers, Lifetime, MediumId, Store};
 use capstan_subsystem::NamespaceIdentity;
 use uuid::Uuid;
@@ -424,7 +424,7 @@ impl Identities {
 
 /// Whether the table says what a namespace of `config` is known by.
 fn depends(config: &Config) -> bool {
-    let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    let mut namespaces = config.subsystems.iter().flat_map(Subsystem::configured);
     namespaces.any(|n| n.backing.lasts() && n.uuid.is_none())
 }
 

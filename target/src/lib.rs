@@ -6,6 +6,7 @@
 //! into volumes and subsystems, `control_plane` holds the controllers behind the one lock that no
 //! I/O command takes.
 
+pub mod absent;
 mod allocation;
 pub mod answers;
 pub mod cli;

@@ -1,22 +1,98 @@
-//! Listeners: at the start, and those that come and go while the target runs. Reactor 0 has them.
+//! Listeners: at the start, those that are waited for, and those that come and go while the target
+//! runs. Reactor 0 has them.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::Listener;
+use capstan_config::{Config, Listener, ProviderChoice};
 use capstan_doctor::Machine;
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_rdma::ProviderKind;
 use capstan_subsystem::{PortConfig, PortId};
+use capstan_transport::tcp::NVME_TCP;
 
+use crate::absent::missing_at;
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::IoPath;
 use crate::limits::OPEN_TIMEOUT;
 use crate::listen_error::cannot_listen;
 use crate::ports::Ports;
-use crate::providers::{Chosen, choose};
+use crate::providers::{self, Chosen, choose};
 use crate::tcp_port::{self, OWN_LISTENER, TcpPort};
+
+/// A listener as the target starts.
+#[derive(Debug)]
+pub(crate) struct AtStart {
+    pub(crate) listener: Listener,
+    pub(crate) port: PortId,
+    pub(crate) chosen: Chosen,
+    /// Why it is waited for, where it is.
+    pub(crate) absent: Option<String>,
+}
+
+impl AtStart {
+    /// The listeners of a configuration, of which those that are not there yet are waited for where
+    /// it `may_wait`.
+    ///
+    /// # Errors
+    /// The providers that are asked for cannot be had, a line for each.
+    pub(crate) fn of(config: &Config, ports: &Ports, may_wait: bool) -> anyhow::Result<Vec<Self>> {
+        let numbers = ports.in_order(&config.listeners);
+        let (mut all, mut refused) = (Vec::new(), Vec::new());
+        for (listener, port) in config.listeners.iter().zip(numbers) {
+            let absent = may_wait.then(|| missing_at(listener)).flatten();
+            let chosen = match (choose(listener), &absent) {
+                (Ok(chosen), _) => chosen,
+                // What it is then is chosen when it is there.
+                (Err(error), Some(_)) => Chosen {
+                    kind: ProviderKind::Verbs,
+                    why: error.to_string(),
+                },
+                (Err(error), None) => {
+                    refused.push(providers::in_words(listener, &error));
+                    continue;
+                }
+            };
+            all.push(Self {
+                listener: *listener,
+                port,
+                chosen,
+                absent,
+            });
+        }
+        match refused.is_empty() {
+            true => Ok(all),
+            false => bail!("{}", refused.join("\n")),
+        }
+    }
+
+    /// The kinds of providers that these listeners have, or may have once they are there.
+    pub(crate) fn kinds(all: &[Self]) -> BTreeSet<ProviderKind> {
+        let there = all.iter().filter(|of| of.absent.is_none());
+        let mut kinds: BTreeSet<_> = there.map(|of| of.chosen.kind).collect();
+        // It has the sockets at which NVMe/TCP is listened for.
+        let is_of_sockets = |of: &Self| of.listener.transports.tcp || of.absent.is_some();
+        if all.iter().any(is_of_sockets) {
+            kinds.insert(ProviderKind::Iwarp);
+        }
+        let may_be_verbs = |of: &Self| {
+            let Listener {
+                provider,
+                transports,
+                ..
+            } = of.listener;
+            of.absent.is_some() && transports.rdma && provider != ProviderChoice::Iwarp
+        };
+        // A machine without the drivers has no manager of that kind, and may have no device, ever.
+        let verbs = ProviderKind::Verbs;
+        if all.iter().any(may_be_verbs) && verbs.connection_manager_beside(NVME_TCP).is_ok() {
+            kinds.insert(verbs);
+        }
+        kinds
+    }
+}
 
 /// A listener that is to come.
 #[derive(Debug)]
@@ -192,6 +268,47 @@ fn add_one(
     let port = ports.next()?;
     control.with(|target| target.add_port(port_config(port, listener, chosen.kind)))?;
     ports.add(*listener, port);
+    let listens = listen_by_reactor(control, (listener, chosen), port, all);
+    if listens.is_err() {
+        remove(control, ports, &[port]);
+    }
+    listens.map(|()| port)
+}
+
+/// Listens at a port that was waited for and is there now.
+///
+/// # Errors
+/// It cannot; then it is not listened at, as before.
+pub(crate) fn take_in(
+    control: &Arc<ControlPlane>,
+    listener: &Listener,
+    port: PortId,
+    all: &[Listener],
+) -> anyhow::Result<()> {
+    let chosen = choose(listener).with_context(|| format!("listen {}", listener.address))?;
+    let PortConfig { rdma, tcp, .. } = port_config(port, listener, chosen.kind);
+    control.with(|target| target.set_port_transports(port, rdma, tcp))?;
+    let listens = listen_by_reactor(control, (listener, chosen), port, all);
+    if listens.is_err() {
+        hide(control, port)?;
+    }
+    listens
+}
+
+/// No host is told of a port that is not listened at.
+///
+/// # Errors
+/// There is no such port.
+pub(crate) fn hide(control: &ControlPlane, port: PortId) -> anyhow::Result<()> {
+    Ok(control.with(|target| target.set_port_transports(port, None, false))?)
+}
+
+fn listen_by_reactor(
+    control: &Arc<ControlPlane>,
+    (listener, chosen): (&Listener, Chosen),
+    port: PortId,
+    all: &[Listener],
+) -> anyhow::Result<()> {
     let (done, answer) = mpsc::channel();
     let listening = Listening {
         listener: *listener,
@@ -201,18 +318,13 @@ fn add_one(
         done,
     };
     control.send(0, Message::Listen(Box::new(listening)));
-    let listens = match answer.recv_timeout(OPEN_TIMEOUT) {
+    match answer.recv_timeout(OPEN_TIMEOUT) {
         Ok(listens) => listens.map(drop),
         Err(_) => Err(anyhow!(
             "reactor 0 does not listen at {} within {OPEN_TIMEOUT:?}",
             listener.address
         )),
-    };
-    if let Err(error) = listens {
-        remove(control, ports, &[port]);
-        return Err(error);
     }
-    Ok(port)
 }
 
 /// Takes listeners away; what hosts have through them ends.

@@ -15,7 +15,7 @@ use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
 use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{
-    answers, doctor, identities, lba_size, log, lost, operate, room, serve, space, state,
+    absent, answers, doctor, identities, lba_size, log, lost, operate, room, serve, space, state,
 };
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
@@ -115,6 +115,10 @@ fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {
     let last_lines =
         log::start(config.target.log.as_str()).context("starting the threads of the log")?;
     raise_limits();
+    // A person who has written options and no file is told at once.
+    if written.path().is_some() {
+        absent::take_out(&mut config);
+    }
     for line in answers::take_out_silent_exports(&mut config) {
         tracing::error!("{line}");
     }

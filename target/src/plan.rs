@@ -10,7 +10,6 @@ use capstan_config::{
 };
 use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
-use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
 use capstan_storage::{Geometry, OpenError, Store, VolumeSpec};
 use capstan_subsystem::{
@@ -22,8 +21,7 @@ use crate::instance;
 use crate::io_path::discovery_controllers;
 use crate::lba_size::{LbaSizes, out_of_reach};
 use crate::limits::{IN_CAPSULE_BYTES, STRANGER_RECEIVES, UNFINISHED_TIMEOUT};
-use crate::listening::port_config;
-use crate::ports::Ports;
+use crate::listening::{AtStart, port_config};
 use crate::unfinished;
 
 /// LBA size of RAM and null volumes that say nothing else, in bytes.
@@ -41,14 +39,14 @@ pub(crate) struct Export {
     pub(crate) shown: capstan_subsystem::Geometry,
 }
 
-/// Opens every volume of the configuration and fills the subsystems. `providers` are the
-/// listeners', in their order; so many `reactors` will have the volumes.
+/// Opens every volume of the configuration and fills the subsystems. So many `reactors` will have
+/// the volumes.
 ///
 /// # Errors
 /// What cannot be opened, or does not fit together, with its name.
 pub(crate) fn build(
     config: &Config,
-    providers: &[ProviderKind],
+    listeners: &[AtStart],
     reactors: usize,
     lba_sizes: &mut LbaSizes,
     identities: &mut Identities,
@@ -66,14 +64,17 @@ pub(crate) fn build(
         ..TargetConfig::default()
     };
     let mut target = Target::new(bounds, Clock.now_us())?;
-    let ports = Ports::new(&config.listeners);
-    let numbers = ports.in_order(&config.listeners);
-    for ((listener, kind), id) in config.listeners.iter().zip(providers).zip(&numbers) {
-        target.add_port(port_config(*id, listener, *kind))?;
+    for of in listeners {
+        target.add_port(port_config(of.port, &of.listener, of.chosen.kind))?;
+        if of.absent.is_some() {
+            target.set_port_transports(of.port, None, false)?;
+        }
     }
+    let numbers: Vec<_> = listeners.iter().map(|of| of.port).collect();
+    let ports: BTreeSet<_> = numbers.iter().copied().collect();
     let mut exports = Vec::new();
     for subsystem in &config.subsystems {
-        target.add_subsystem(subsystem_config(subsystem, ports.ids()))?;
+        target.add_subsystem(subsystem_config(subsystem, ports.clone()))?;
         target.set_ana_states(&subsystem.nqn, ana_states(subsystem, &numbers))?;
         for namespace in &subsystem.namespaces {
             let backend = BackendId(u32::try_from(exports.len())?);

@@ -24,22 +24,6 @@ pub(crate) fn choose(listener: &Listener) -> Result<Chosen, ChoiceError> {
     Ok(Chosen { kind, why })
 }
 
-/// The provider of every listener.
-///
-/// # Errors
-/// Those of listeners that cannot be had, a line each.
-pub(crate) fn choose_all(config: &Config) -> anyhow::Result<Vec<Chosen>> {
-    let refused = refused(config);
-    if !refused.is_empty() {
-        anyhow::bail!("{}", refused.join("\n"));
-    }
-    Ok(config
-        .listeners
-        .iter()
-        .map(choose)
-        .collect::<Result<_, _>>()?)
-}
-
 /// What listeners ask for and cannot have, a line each.
 pub(crate) fn refused(config: &Config) -> Vec<String> {
     let listeners = config.listeners.iter();
@@ -50,7 +34,7 @@ pub(crate) fn refused(config: &Config) -> Vec<String> {
     refused.collect()
 }
 
-fn in_words(listener: &Listener, error: &ChoiceError) -> String {
+pub(crate) fn in_words(listener: &Listener, error: &ChoiceError) -> String {
     format!("listen {}: {error}", listener.address)
 }
 

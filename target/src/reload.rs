@@ -14,6 +14,7 @@ use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Backing, Config, Namespace, Nqn, first_of};
 use capstan_subsystem::{BackendId, NamespaceConfig, PortId};
 
+use crate::absent::{Wait, take_out_again};
 use crate::answers;
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
@@ -29,6 +30,7 @@ use altered::Reopened;
 use difference::{Difference, difference, find};
 use replaced::Replaced;
 
+mod absent;
 mod altered;
 mod difference;
 mod exports;
@@ -54,8 +56,8 @@ pub(crate) struct Served {
     ports: Ports,
     /// Configured, and not served since the start, as their LBA sizes cannot be known.
     unknown: Vec<Unknown>,
-    /// Whether exports that do not answer are being asked again.
-    asks_exports: bool,
+    /// What is configured and not there yet.
+    waits: Vec<Wait>,
 }
 
 /// What a reload is carried out by.
@@ -113,7 +115,7 @@ impl Served {
             nfs,
             ports,
             unknown,
-            asks_exports: false,
+            waits: Vec::new(),
         }
     }
 
@@ -145,6 +147,7 @@ impl Served {
         control: &Arc<ControlPlane>,
         reactors: usize,
     ) -> anyhow::Result<Reloaded> {
+        take_out_again(&mut written, &self.config);
         for line in answers::take_out_silent_exports(&mut written) {
             tracing::error!("{line}");
         }
@@ -308,6 +311,7 @@ impl Served {
             crate::log::set_level(wanted.target.log.as_str());
         }
         self.config = wanted;
+        self.wait_for_absent();
         let resized = control.look_at_media();
         let away = control.media().away();
         for words in &away {

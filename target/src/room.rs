@@ -38,8 +38,8 @@ pub struct Found {
     pub errors: Vec<String>,
 }
 
-/// Compares the configuration with this machine: what it names, and what it needs. Returns the
-/// warnings.
+/// Compares the configuration with this machine as a target starts: what it names, and what it
+/// needs. Providers are for the start to find. Returns the warnings.
 ///
 /// # Errors
 /// Everything that would keep the target from serving it, a line each.
@@ -47,21 +47,26 @@ pub fn check(
     config: &Config,
     in_words: impl FnOnce(Problems) -> Problems,
 ) -> anyhow::Result<Vec<String>> {
-    let Found { warnings, errors } = compare(config, in_words);
+    let Found { warnings, errors } = compare_but_providers(config, in_words);
     if errors.is_empty() {
         return Ok(warnings);
     }
     bail!("{}", errors.join("\n"))
 }
 
-/// As [`check`], with the warnings also where there are errors.
+/// As [`check`], with the warnings also where there are errors, and with the providers.
 pub fn compare(config: &Config, in_words: impl FnOnce(Problems) -> Problems) -> Found {
+    let mut found = compare_but_providers(config, in_words);
+    found.errors.extend(providers::refused(config));
+    found
+}
+
+fn compare_but_providers(config: &Config, in_words: impl FnOnce(Problems) -> Problems) -> Found {
     let (warnings, problems) = config.look_at_machine();
     let mut warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
     let problems = problems.map(|problems| in_words(problems).to_string());
     let mut errors: Vec<_> = problems.into_iter().collect();
     errors.extend(overlaps::found(config));
-    errors.extend(providers::refused(config));
     // A budget that is too small is one of the problems.
     let machine = Machine::here();
     let of_nfs = of_nfs(&machine, config);

@@ -15,7 +15,7 @@ use capstan_rdma::ProviderKind;
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
-use capstan_subsystem::{PortId, Target};
+use capstan_subsystem::Target;
 use capstan_transport::tcp::NVME_TCP;
 use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::TcpWire;
@@ -32,13 +32,12 @@ use crate::limits::{
     CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
     TRANSFER_BYTES_MAX, closing_sockets,
 };
-use crate::listening;
+use crate::listening::{self, AtStart};
 use crate::lost;
 use crate::media::Watch;
 use crate::nfs::{self, NfsServer};
 use crate::plan::{Export, build, queue_pool_bytes};
 use crate::ports::Ports;
-use crate::providers::{Chosen, choose_all};
 use crate::reload::{Served, numbers_kept};
 use crate::rings;
 use crate::scheduling;
@@ -84,12 +83,13 @@ pub fn serve(
     let runtime = rings::control(reactors(config))?;
     // Before anything is opened, as it may have to be there.
     let socket = socket::open(&socket::wanted(control_socket))?;
-    let running = Running::start(config)?;
-    let status = status(&running);
-    tracing::info!("{status}");
+    // A person who has written options and no file waits for an answer.
+    let may_wait = written.path().is_some();
+    let running = Running::start_with(config, may_wait, None)?;
     let (news, heard) = unbounded_channel();
-    let steering = Arc::new(running.steering(written, status, news));
+    let steering = Arc::new(running.steering(written, news));
     let work = Work::start(&steering).context("no thread for the control socket")?;
+    Steering::look_for_absent(&steering).context("no thread to look for what is not there yet")?;
     let mut reloads = {
         let steering = Arc::clone(&steering);
         Reloads::start(move || steering.reload_by_signal()).context("no thread for reloads")?
@@ -97,6 +97,7 @@ pub fn serve(
     let status = {
         let served = running.served.lock();
         let served = served.unwrap_or_else(PoisonError::into_inner);
+        tracing::info!("{}", steering.listening(&served));
         steering.status(&served)
     };
     let trouble = || running.control.trouble();
@@ -149,25 +150,6 @@ pub fn serve(
     Ok(())
 }
 
-/// Where a target listens, in words.
-fn status(running: &Running) -> String {
-    let of = |addresses: &[SocketAddr]| {
-        let each: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-        each.join(", ")
-    };
-    if running.is_without_nfs {
-        return format!(
-            "listening at {}; NFS is not served, see the log",
-            of(&running.addresses)
-        );
-    }
-    match (&running.addresses[..], running.nfs_addresses()) {
-        (hosts, []) => format!("listening at {}", of(hosts)),
-        ([], clients) => format!("listening for NFS at {}", of(clients)),
-        (hosts, clients) => format!("listening at {}, for NFS at {}", of(hosts), of(clients)),
-    }
-}
-
 /// With how much is served: namespaces, and exports where NFS runs.
 pub(crate) fn with_counts(status: &str, served: &Served) -> String {
     let count = |count: usize, what| Count(u64::try_from(count).unwrap_or(u64::MAX), what);
@@ -189,7 +171,7 @@ impl Running {
     /// # Errors
     /// As for [`serve`].
     pub fn start(config: &Config) -> anyhow::Result<Self> {
-        Self::start_behind(config, None)
+        Self::start_with(config, false, None)
     }
 
     /// The same with `gate` in front of every volume: for tests that need a slow medium.
@@ -197,14 +179,19 @@ impl Running {
     /// # Errors
     /// As for [`serve`].
     pub fn start_behind(config: &Config, gate: Option<&Gate>) -> anyhow::Result<Self> {
-        let providers = Arc::new(choose_all(config)?);
-        let kinds: Vec<_> = providers.iter().map(|chosen| chosen.kind).collect();
+        Self::start_with(config, false, gate)
+    }
+
+    /// What is not there yet of the listeners is waited for where it `may_wait`.
+    fn start_with(config: &Config, may_wait: bool, gate: Option<&Gate>) -> anyhow::Result<Self> {
+        let ports = Ports::new(&config.listeners);
+        let listeners = Arc::new(AtStart::of(config, &ports, may_wait)?);
         let count = reactors(config);
         scheduling::check(&config.target.reactors);
         let mut lba_sizes = LbaSizes::here();
         let mut identities = Identities::here_for(state::has_paths(config))?;
         let (config, unknown, target, mut exports) =
-            identify(config, &kinds, count, &mut lba_sizes, &mut identities)?;
+            identify(config, &listeners, count, &mut lba_sizes, &mut identities)?;
         let config = &config;
         if let Some(gate) = gate {
             for export in &mut exports {
@@ -230,8 +217,8 @@ impl Running {
         control.tell_of_lost();
         // Before a client can open what hosts write.
         let files = nfs::Files::open(config)?;
-        let ports = Ports::new(&config.listeners);
-        let served = Served::new(config, ports.clone(), unknown, lba_sizes, identities, files);
+        let mut served = Served::new(config, ports, unknown, lba_sizes, identities, files);
+        served.wait_for(&listeners);
         let mut running = Self {
             control,
             reactors: Vec::new(),
@@ -241,6 +228,7 @@ impl Running {
             is_without_nfs: false,
             addresses: Vec::new(),
         };
+        let kinds = AtStart::kinds(&listeners);
         let started = mailboxes
             .into_iter()
             .enumerate()
@@ -250,9 +238,9 @@ impl Running {
                     mailbox,
                     control: Arc::clone(&running.control),
                     exports: Arc::clone(&exports),
-                    providers: Arc::clone(&providers),
+                    listeners: Arc::clone(&listeners),
+                    kinds: kinds.clone(),
                     config: config.clone(),
-                    ports: ports.in_order(&config.listeners),
                     plan,
                 };
                 let (handle, addresses) = part.spawn()?;
@@ -289,7 +277,7 @@ impl Running {
                 Err(error) => return Err(error),
             }
         }
-        nfs::ask_again(&self.served, &mut served).context(nfs::NO_THREAD_TO_ASK)
+        Ok(())
     }
 
     /// Where NFS is served, with the ports that the kernel chose: over TCP first.
@@ -305,14 +293,14 @@ impl Running {
         nfs && self.reactors.iter().all(|reactor| !reactor.is_finished())
     }
 
-    /// How it is steered: the configuration was `written` so, and `status` says where it listens.
-    fn steering(&self, written: Written, status: String, news: UnboundedSender<News>) -> Steering {
+    /// How it is steered: the configuration was `written` so.
+    fn steering(&self, written: Written, news: UnboundedSender<News>) -> Steering {
         Steering::new(steering::Parts {
             served: Arc::clone(&self.served),
             control: Arc::clone(&self.control),
             reactors: self.reactors.len(),
             written,
-            listening: status,
+            is_without_nfs: self.is_without_nfs,
             nfs_addresses: self
                 .nfs_addresses()
                 .iter()
@@ -354,7 +342,7 @@ impl Running {
 /// but for those whose LBA size cannot be known, where there are others.
 fn identify(
     config: &Config,
-    providers: &[ProviderKind],
+    listeners: &[AtStart],
     reactors: usize,
     lba_sizes: &mut LbaSizes,
     identities: &mut Identities,
@@ -374,7 +362,7 @@ fn identify(
                 .collect();
             bail!("{}", why.join("\n"));
         }
-        let (target, exports) = build(&numbered, providers, reactors, lba_sizes, identities)?;
+        let (target, exports) = build(&numbered, listeners, reactors, lba_sizes, identities)?;
         if identities.keep()? == Kept::Yes {
             for line in numbers_kept(config, &numbered) {
                 tracing::info!("{line}");
@@ -398,10 +386,11 @@ struct Starting {
     mailbox: Mailbox<Message>,
     control: Arc<ControlPlane>,
     exports: Arc<Vec<Export>>,
-    providers: Arc<Vec<Chosen>>,
+    listeners: Arc<Vec<AtStart>>,
+    /// Of providers: the same ones in the same order on every reactor, as requests migrate between
+    /// them.
+    kinds: BTreeSet<ProviderKind>,
     config: Config,
-    /// Of each listener.
-    ports: Vec<PortId>,
     plan: MemoryPlan,
 }
 
@@ -462,15 +451,8 @@ impl Starting {
             .any(|volume| matches!(volume.read_at_once(0, 1), ReadAtOnce::Zeroes));
         let zeroes = has_zeroes.then(|| Slab::new(TRANSFER_BYTES_MAX as usize, Pages::Ordinary));
         let control = self.control;
-        // The same ones in the same order on every reactor: requests migrate between them.
-        let mut kinds: BTreeSet<_> = self.providers.iter().map(|chosen| chosen.kind).collect();
-        // It has the sockets at which NVMe/TCP is listened for.
-        let listeners = &self.config.listeners;
-        if listeners.iter().any(|listener| listener.transports.tcp) {
-            kinds.insert(ProviderKind::Iwarp);
-        }
         let mut managers = Vec::new();
-        for kind in &kinds {
+        for kind in &self.kinds {
             let name = kind.name();
             let manager = kind.connection_manager_beside(NVME_TCP);
             let manager =
@@ -489,7 +471,7 @@ impl Starting {
                     .context("no epoll for NVMe/TCP")?,
                 closing_sockets_max: closing_sockets(reactors(&self.config), descriptors),
             },
-            kinds: kinds.into_iter().collect(),
+            kinds: self.kinds.into_iter().collect(),
             engine,
             volumes,
             data,
@@ -499,18 +481,16 @@ impl Starting {
             zeroes: zeroes.transpose()?,
         });
         let addresses = match self.reactor {
-            0 => self
-                .providers
-                .iter()
-                .zip(listeners)
-                .zip(&self.ports)
-                .try_fold(Vec::new(), |mut all, ((chosen, listener), port)| {
-                    let of = (listener, chosen);
-                    all.extend(listening::listen(
-                        &mut path, &control, listeners, of, *port,
-                    )?);
-                    anyhow::Ok(all)
-                })?,
+            0 => {
+                let mut there = self.listeners.iter().filter(|of| of.absent.is_none());
+                there.try_fold(Vec::new(), |mut addresses, of| {
+                    let all = &self.config.listeners;
+                    let at = (&of.listener, &of.chosen);
+                    let bound = listening::listen(&mut path, &control, all, at, of.port)?;
+                    addresses.extend(bound);
+                    anyhow::Ok(addresses)
+                })?
+            }
             _ => Vec::new(),
         };
         Ok((path, addresses))

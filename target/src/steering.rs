@@ -8,9 +8,11 @@
 //! - `conversation`: requests and answers on it, on the control thread;
 //! - `work`: the threads that carry requests out, and never a reactor;
 //! - `change`, `texts`: changes, and the texts that they are made in;
+//! - `absent`: the thread that looks for what is not there yet;
 //! - `at_once`: what is done and is in no text;
 //! - `report`: what is told.
 
+mod absent;
 mod at_once;
 mod change;
 mod conversation;
@@ -27,11 +29,11 @@ use anyhow::anyhow;
 use capstan_config::{Config, Written};
 use capstan_control::answer::Changed;
 use capstan_control::{Failure, Kind};
-use capstan_subsystem::PortId;
+use capstan_subsystem::{PortConfig, PortId};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::absent::Wait;
 use crate::control_plane::ControlPlane;
-use crate::nfs;
 use crate::reload::{Served, clear_lost};
 use crate::serve::with_counts;
 use texts::Texts;
@@ -57,8 +59,8 @@ pub(crate) struct Steering {
     texts: Mutex<Texts>,
     /// What is served, as `served` has it.
     published: Mutex<Arc<Published>>,
-    /// Where it listens, in words.
-    listening: String,
+    /// There are exports, which cannot be served.
+    is_without_nfs: bool,
     nfs_addresses: Vec<String>,
     started: Instant,
     news: UnboundedSender<News>,
@@ -69,6 +71,7 @@ struct Published {
     config: Config,
     /// Of each listener.
     ports: Vec<PortId>,
+    waits: Vec<Wait>,
 }
 
 impl Published {
@@ -76,6 +79,7 @@ impl Published {
         Arc::new(Self {
             config: served.config().clone(),
             ports: served.ports(),
+            waits: served.waits().to_vec(),
         })
     }
 }
@@ -86,7 +90,7 @@ pub(crate) struct Parts {
     pub(crate) control: Arc<ControlPlane>,
     pub(crate) reactors: usize,
     pub(crate) written: Written,
-    pub(crate) listening: String,
+    pub(crate) is_without_nfs: bool,
     pub(crate) nfs_addresses: Vec<String>,
     pub(crate) news: UnboundedSender<News>,
 }
@@ -107,7 +111,7 @@ impl Steering {
             reactors: parts.reactors,
             texts: Mutex::new(Texts::of(parts.written)),
             published: Mutex::new(published),
-            listening: parts.listening,
+            is_without_nfs: parts.is_without_nfs,
             nfs_addresses: parts.nfs_addresses,
             started: Instant::now(),
             news: parts.news,
@@ -129,10 +133,35 @@ impl Steering {
         let _ = self.news.send(News::Status(self.status(served)));
     }
 
+    /// Where the target listens, in words.
+    pub(crate) fn listening(&self, served: &Served) -> String {
+        let ports = served.ports();
+        let hosts = self.control.with(|target| {
+            let listened = target.ports().filter(|of| ports.contains(&of.id));
+            let addresses = listened.flat_map(PortConfig::listened_at);
+            addresses.map(|at| at.to_string()).collect::<Vec<_>>()
+        });
+        let hosts = hosts.join(", ");
+        let clients = self.nfs_addresses.join(", ");
+        match (hosts.is_empty(), clients.is_empty()) {
+            _ if self.is_without_nfs => {
+                format!("listening at {hosts}; NFS is not served, see the log")
+            }
+            (false, true) => format!("listening at {hosts}"),
+            (true, false) => format!("listening for NFS at {clients}"),
+            (false, false) => format!("listening at {hosts}, for NFS at {clients}"),
+            (true, true) => "listening nowhere yet".to_owned(),
+        }
+    }
+
     /// What systemd is told.
     pub(crate) fn status(&self, served: &Served) -> String {
         let texts = self.texts();
-        let mut status = with_counts(&self.listening, served);
+        let mut status = with_counts(&self.listening(served), served);
+        match served.waits().len() {
+            0 => {}
+            waits => status = format!("{status}; waited for: {waits}"),
+        }
         match texts.unsaved().len() {
             0 => {}
             unsaved => status = format!("{status}; changes that are in no file: {unsaved}"),
@@ -148,9 +177,6 @@ impl Steering {
     pub(crate) fn reload_by_signal(&self) -> String {
         let mut served = locked(&self.served);
         let reloaded = self.reload_locked(&mut served, false);
-        if let Err(error) = nfs::ask_again(&self.served, &mut served) {
-            tracing::error!("{}: {error}", nfs::NO_THREAD_TO_ASK);
-        }
         // What it says is logged.
         let _ = self.reloaded(reloaded);
         *locked(&self.published) = Published::of(&served);
@@ -161,9 +187,6 @@ impl Steering {
     fn reload(&self, discard: bool) -> Result<Changed, Failure> {
         let mut served = locked(&self.served);
         let reloaded = self.reload_locked(&mut served, discard);
-        if let Err(error) = nfs::ask_again(&self.served, &mut served) {
-            tracing::error!("{}: {error}", nfs::NO_THREAD_TO_ASK);
-        }
         let reloaded = self.reloaded(reloaded);
         self.publish(&served);
         reloaded

@@ -81,6 +81,7 @@ impl Checker<'_> {
             access: access?,
             end_older_association: raw.end_older_association.unwrap_or(false),
             namespaces,
+            absent: Vec::new(),
             ana,
         })
     }

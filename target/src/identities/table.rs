@@ -264,17 +264,20 @@ impl Table {
         served: Option<&Subsystem>,
         medium_at: impl Fn(&Path) -> Option<Medium>,
     ) {
-        let Subsystem {
-            nqn, namespaces, ..
-        } = subsystem;
-        let written = namespaces.iter().filter(|n| n.nsid_is_written);
+        let written = subsystem.configured().filter(|n| n.nsid_is_written);
         let mut taken: BTreeSet<u32> = written.map(|n| n.nsid).collect();
-        let mut open: Vec<&mut Namespace> = namespaces
-            .iter_mut()
-            .filter(|n| !n.nsid_is_written)
-            .collect();
+        let Subsystem {
+            nqn,
+            namespaces,
+            absent,
+            ..
+        } = subsystem;
+        let all = namespaces.iter_mut().chain(absent);
+        let mut open: Vec<&mut Namespace> = all.filter(|n| !n.nsid_is_written).collect();
+        // As the file has them.
+        open.sort_by_key(|namespace| namespace.nsid);
         for namespace in &mut open {
-            let served = served.into_iter().flat_map(|served| &served.namespaces);
+            let served = served.into_iter().flat_map(Subsystem::configured);
             let nsids = served
                 .filter(|served| served.backing == namespace.backing)
                 .map(|served| served.nsid);

@@ -5,7 +5,7 @@ use std::io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Backing, Config, word_of};
+use capstan_config::{Backing, Config, Subsystem, word_of};
 use capstan_doctor::{Check, Machine};
 use capstan_storage::MediumId;
 
@@ -44,7 +44,7 @@ fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Conf
 /// Of a note that cannot be read: of the volume whose note has its name, where that is configured.
 fn of_unreadable(unreadable: &Unreadable, folder: &str, config: Option<&Config>) -> Check {
     let namespaces = config.into_iter().flat_map(|config| &config.subsystems);
-    let mut namespaces = namespaces.flat_map(|subsystem| &subsystem.namespaces);
+    let mut namespaces = namespaces.flat_map(Subsystem::configured);
     let of = namespaces.find_map(|namespace| match &namespace.backing {
         Backing::Path(path) if note::is_name_of(&unreadable.name, path) => Some(path),
         _ => None,
@@ -137,7 +137,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
 
 /// Whether a target that runs may have said it of a volume of `config`, whatever path it has there.
 fn is_of(line: &Line, config: &Config) -> bool {
-    let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    let mut namespaces = config.subsystems.iter().flat_map(Subsystem::configured);
     line.is_unreadable()
         || namespaces.any(|n| matches!(&n.backing, Backing::Path(path) if line.is_of(path)))
 }

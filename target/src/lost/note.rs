@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use std::{fs, io};
 
-use capstan_config::{Backing, Config, Namespace};
+use capstan_config::{Backing, Config, Namespace, Subsystem};
 use capstan_storage::MediumId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -180,7 +180,7 @@ impl Note {
     }
 
     pub(super) fn is_configured(&self, config: &Config) -> bool {
-        let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+        let mut namespaces = config.subsystems.iter().flat_map(Subsystem::configured);
         namespaces.any(|namespace| self.is_of_namespace(namespace))
     }
 

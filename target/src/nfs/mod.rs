@@ -1,7 +1,6 @@
 //! The directories of `[[export]]` that NFS clients get: opened at the start, replaced by a reload,
 //! with the files in them that hosts write as namespaces.
 
-mod absent;
 mod checks;
 mod server;
 
@@ -20,16 +19,11 @@ use capstan_nfs::service::Service;
 
 use crate::state;
 
-pub(crate) use absent::ask_again;
 pub(crate) use checks::checks;
 pub(crate) use server::{NfsServer, data_bytes, threads};
 
 /// What NFS needs the state folder for.
 pub(super) const NEEDS_STATE: &str = "a folder that the target can write to, for the key of file handles and what clients reclaim after a restart";
-
-/// Why an export that does not answer stays away.
-pub(super) const NO_THREAD_TO_ASK: &str =
-    "no thread to ask exports again that do not answer; a reload does so as well";
 
 /// What a start does, and what is to be done, where what clients reclaim is damaged.
 pub(crate) const WITHOUT_NFS: &str = "NFS is not served until then, and its ports are closed; hosts are \

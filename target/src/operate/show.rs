@@ -5,7 +5,7 @@ use std::time::Duration;
 use capstan_config::Size;
 use capstan_control::answer::{
     Changed, ConfigDiff, ConfigText, Connection, Disconnected, Ending, Export, Host, Listener,
-    LogLevel, Namespace, Refused, Status, Subsystem,
+    LogLevel, Namespace, Refused, Status, Subsystem, Waits,
 };
 use comfy_table::{Table, presets};
 
@@ -27,6 +27,10 @@ fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
 
 fn ago(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
+}
+
+fn waits(waits: Option<&Waits>) -> Option<String> {
+    waits.map(|waits| format!("waits since {}: {}", ago(waits.since_s), waits.why))
 }
 
 /// Unless there is nothing to be said of it.
@@ -103,7 +107,11 @@ fn subsystem(of: &Subsystem) -> String {
 
 fn namespaces(all: &[Namespace]) -> String {
     let rows = all.iter().map(|of| {
-        let state = if of.read_only { "read-only" } else { "" };
+        let read_only = of.read_only.then(|| "read-only".to_owned());
+        let state: Vec<_> = read_only
+            .into_iter()
+            .chain(waits(of.waits.as_ref()))
+            .collect();
         [
             of.nsid.to_string(),
             backing(of),
@@ -112,7 +120,7 @@ fn namespaces(all: &[Namespace]) -> String {
             of.uuid.clone().unwrap_or_default(),
             Size(of.io.read_bytes).to_string(),
             Size(of.io.written_bytes).to_string(),
-            state.to_owned(),
+            state.join("; "),
         ]
     });
     table(
@@ -155,9 +163,10 @@ pub(super) fn listeners(all: &[Listener]) -> String {
                 of.address.clone(),
                 of.transports.join(", "),
                 of.provider.clone(),
+                waits(of.waits.as_ref()).unwrap_or_default(),
             ]
         });
-        table(["LISTENER", "TRANSPORTS", "PROVIDER"], rows)
+        table(["LISTENER", "TRANSPORTS", "PROVIDER", ""], rows)
     })
 }
 
@@ -168,9 +177,7 @@ pub(super) fn exports(all: &[Export]) -> String {
                 of.pseudo.clone(),
                 of.path.clone(),
                 of.clients.join(", "),
-                of.waits
-                    .as_ref()
-                    .map_or_else(String::new, |why| format!("waits: {why}")),
+                waits(of.waits.as_ref()).unwrap_or_default(),
             ]
         });
         table(["EXPORT", "DIRECTORY", "CLIENTS", ""], rows)

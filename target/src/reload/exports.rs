@@ -1,9 +1,8 @@
-//! What differs of the exports of two configurations, how much is served, and exports that come
-//! later as their file systems did not answer.
+//! What differs of the exports of two configurations, and how much is served.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use capstan_config::{Config, Nfs};
+use capstan_config::Config;
 use capstan_exports::{ExportId, ExportSettings};
 
 use super::Served;
@@ -82,43 +81,5 @@ impl ExportsChanged {
             (self.removed, "exports removed"),
             (self.changed, "exports changed"),
         ]
-    }
-}
-
-impl Served {
-    /// Whether the caller is to start asking exports again that did not answer: there are some, and
-    /// no other thread does so yet.
-    pub(crate) fn begins_asking(&mut self) -> bool {
-        let nfs = self.config.nfs.as_ref();
-        let begins = !self.asks_exports && nfs.is_some_and(|nfs| !nfs.absent.is_empty());
-        self.asks_exports |= begins;
-        begins
-    }
-
-    /// The exports, where there are some to be asked again; else that is over.
-    pub(crate) fn exports_to_ask(&mut self) -> Option<Nfs> {
-        let nfs = self.config.nfs.clone();
-        let nfs = nfs.filter(|nfs| !nfs.absent.is_empty());
-        self.asks_exports = nfs.is_some();
-        nfs
-    }
-
-    /// Serves an export that answers now, unless a reload has taken it out or in meanwhile.
-    ///
-    /// # Errors
-    /// It cannot be exported.
-    pub(crate) fn take_in(&mut self, export: &ExportSettings) -> anyhow::Result<()> {
-        let (Some(files), Some(nfs)) = (&self.nfs, &mut self.config.nfs) else {
-            return Ok(());
-        };
-        let Some(place) = nfs.absent.iter().position(|absent| absent == export) else {
-            return Ok(());
-        };
-        let mut wanted = nfs.clone();
-        wanted.exports.push(wanted.absent.remove(place));
-        let fresh = files.prepare_beside(&wanted, export)?;
-        files.replace(fresh);
-        *nfs = wanted;
-        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use capstan_config::{Backing, Config, Namespace, Size};
+use capstan_config::{Backing, Config, Namespace, Size, Subsystem};
 use capstan_doctor::{Check, Machine, Verdict};
 use capstan_nvme_proto::text::Word;
 use nix::errno::Errno;
@@ -89,7 +89,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
 
 /// Namespaces that a target that starts again may give another medium.
 fn of_paths(config: &Config) -> impl Iterator<Item = &Namespace> {
-    let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    let namespaces = config.subsystems.iter().flat_map(Subsystem::configured);
     namespaces.filter(|namespace| matches!(namespace.backing, Backing::Path(_)))
 }
 

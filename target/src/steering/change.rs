@@ -86,7 +86,7 @@ impl Steering {
         self.change(words, |text, config| {
             let of = subsystem("subsystem", &add.subsystem, config)?;
             if let Some(nsid) = add.nsid
-                && of.namespaces.iter().any(|namespace| namespace.nsid == nsid)
+                && of.configured().any(|namespace| namespace.nsid == nsid)
             {
                 return Err(exists("namespace", "nsid", &nsid.to_string()));
             }
@@ -256,11 +256,10 @@ pub(super) fn namespace<'c>(
 ) -> Result<(&'c Subsystem, &'c Namespace), Failure> {
     let of = subsystem("subsystem", &place.subsystem, config)?;
     let found = of
-        .namespaces
-        .iter()
+        .configured()
         .find(|namespace| namespace.nsid == place.nsid);
     let namespace = found.ok_or_else(|| {
-        let nsids: Vec<_> = of.namespaces.iter().map(|of| of.nsid.to_string()).collect();
+        let nsids: Vec<_> = of.configured().map(|of| of.nsid.to_string()).collect();
         let names = nsids.iter().map(String::as_str);
         let what = format!("namespace of {}", of.nqn);
         Failure::not_found(&what, "nsid", &place.nsid.to_string(), names)

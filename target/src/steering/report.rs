@@ -1,9 +1,9 @@
 //! What is told of a target that runs. Nothing here waits for a file system or a change: what is
 //! served is known, and what is counted is read.
 
-use capstan_config::{Access, Listener, Nqn, Subsystem, Transports};
+use capstan_config::{Access, LbaSize, Listener, Nqn, Subsystem, Transports};
 use capstan_control::answer::{
-    ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Saved, Status,
+    ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Saved, Status, Waits,
 };
 use capstan_control::{Failure, Kind, answer};
 use capstan_exports::ExportSettings;
@@ -14,11 +14,10 @@ use capstan_subsystem::{
 use uuid::Uuid;
 
 use super::change::{read_nqn, subsystem};
-use super::{Steering, locked};
+use super::{Published, Steering, locked};
+use crate::absent::Awaited;
 
 const SECOND_US: u64 = 1_000_000;
-/// Why an export is not served yet.
-const SILENT: &str = "its file system does not answer";
 
 impl Steering {
     pub(super) fn report(&self) -> Status {
@@ -27,7 +26,7 @@ impl Steering {
         let subsystems: Vec<_> = config
             .subsystems
             .iter()
-            .map(|of| self.subsystem(of))
+            .map(|of| self.subsystem(of, &published))
             .collect();
         // Each lock is given back before the next one is taken.
         let read = self.texts().state();
@@ -46,7 +45,7 @@ impl Steering {
             subsystems,
             nfs: config.nfs.as_ref().map(|nfs| Nfs {
                 addresses: self.nfs_addresses.clone(),
-                exports: exports_of(nfs),
+                exports: published.exports_of(nfs),
             }),
             trouble,
         }
@@ -65,7 +64,10 @@ impl Steering {
         let config = &published.config;
         let listeners = config.listeners.iter().zip(&published.ports);
         self.control.with(|target| {
-            let told = listeners.map(|(listener, port)| of_listener(target, *port, listener));
+            let told = listeners.map(|(listener, port)| {
+                let waits = published.waits_for(&Awaited::Listener(*port));
+                of_listener(target, *port, listener, waits)
+            });
             told.collect()
         })
     }
@@ -74,16 +76,16 @@ impl Steering {
         let published = self.published();
         let config = &published.config;
         Ok(match nqn {
-            Some(nqn) => vec![self.subsystem(subsystem("nqn", nqn, config)?)],
+            Some(nqn) => vec![self.subsystem(subsystem("nqn", nqn, config)?, &published)],
             None => config
                 .subsystems
                 .iter()
-                .map(|of| self.subsystem(of))
+                .map(|of| self.subsystem(of, &published))
                 .collect(),
         })
     }
 
-    fn subsystem(&self, of: &Subsystem) -> answer::Subsystem {
+    fn subsystem(&self, of: &Subsystem, published: &Published) -> answer::Subsystem {
         let (allow_any_host, allowed_hosts) = match &of.access {
             Access::AnyHost => (true, Vec::new()),
             Access::Hosts(hosts) => (false, hosts.iter().map(ToString::to_string).collect()),
@@ -94,7 +96,12 @@ impl Steering {
                 let counted = target.totals_of(&of.nqn, shown.nsid);
                 Some(of_namespace(namespace, shown, counted))
             });
-            let shown: Vec<_> = shown.collect();
+            let mut shown: Vec<_> = shown.collect();
+            shown.extend(of.absent.iter().map(|namespace| {
+                let awaited = Awaited::Namespace(of.nqn.clone(), namespace.nsid);
+                of_absent(namespace, published.waits_for(&awaited))
+            }));
+            shown.sort_by_key(|namespace| namespace.nsid);
             let connected = target.associations();
             let connected = connected.filter(|one| one.association.subnqn == of.nqn);
             (shown, connected.count())
@@ -144,12 +151,9 @@ impl Steering {
     }
 
     pub(super) fn exports(&self) -> Vec<Export> {
-        self.published()
-            .config
-            .nfs
-            .as_ref()
-            .map(exports_of)
-            .unwrap_or_default()
+        let published = self.published();
+        let nfs = published.config.nfs.as_ref();
+        nfs.map(|nfs| published.exports_of(nfs)).unwrap_or_default()
     }
 
     pub(super) fn connections(&self) -> Vec<Connection> {
@@ -208,12 +212,37 @@ impl Steering {
     }
 }
 
-fn of_listener(target: &Target, port: PortId, listener: &Listener) -> answer::Listener {
+impl Published {
+    /// Why it is not served yet, where it is waited for.
+    fn waits_for(&self, awaited: &Awaited) -> Option<Waits> {
+        let wait = self.waits.iter().find(|wait| wait.of == *awaited)?;
+        Some(Waits {
+            why: wait.why.clone(),
+            since_s: wait.since.elapsed().as_secs(),
+        })
+    }
+
+    fn exports_of(&self, nfs: &capstan_config::Nfs) -> Vec<Export> {
+        let all = nfs.exports.iter().chain(&nfs.absent);
+        let told = all.map(|export| {
+            let awaited = Awaited::Export(export.client_path.clone());
+            of_export(export, self.waits_for(&awaited))
+        });
+        told.collect()
+    }
+}
+
+fn of_listener(
+    target: &Target,
+    port: PortId,
+    listener: &Listener,
+    waits: Option<Waits>,
+) -> answer::Listener {
     let port = target.ports().find(|of| of.id == port);
     let Transports { rdma, tcp, .. } = listener.transports;
     let (address, rdma, tcp) = match port {
-        Some(port) => (port.address, port.rdma.is_some(), port.tcp),
-        None => (listener.address, rdma, tcp),
+        Some(port) if waits.is_none() => (port.address, port.rdma.is_some(), port.tcp),
+        _ => (listener.address, rdma, tcp),
     };
     let named = [(rdma, "rdma"), (tcp, "tcp")];
     let named = named.iter().filter(|(has, _)| *has);
@@ -221,6 +250,7 @@ fn of_listener(target: &Target, port: PortId, listener: &Listener) -> answer::Li
         address: address.to_string(),
         provider: listener.provider.to_string(),
         transports: named.map(|(_, word)| (*word).to_owned()).collect(),
+        waits,
     }
 }
 
@@ -243,6 +273,25 @@ fn of_namespace(
         read_only: geometry.read_only,
         ana_group: shown.anagrpid,
         io: io(counted),
+        waits: None,
+    }
+}
+
+/// One with nothing on its path.
+fn of_absent(namespace: &capstan_config::Namespace, waits: Option<Waits>) -> Namespace {
+    Namespace {
+        nsid: namespace.nsid,
+        backing: namespace.backing.to_string(),
+        size_bytes: 0,
+        lba_bytes: namespace.lba.map_or(0, LbaSize::bytes),
+        uuid: namespace.uuid.map(|uuid| uuid.to_string()),
+        nguid: namespace
+            .nguid
+            .map(|id| Uuid::from_bytes(id).simple().to_string()),
+        read_only: namespace.read_only,
+        ana_group: namespace.ana_group,
+        io: Io::default(),
+        waits,
     }
 }
 
@@ -280,16 +329,7 @@ pub(super) fn of_association(one: &AssociationReport<'_>) -> Connection {
     }
 }
 
-fn exports_of(nfs: &capstan_config::Nfs) -> Vec<Export> {
-    let served = nfs.exports.iter().map(|export| of_export(export, None));
-    let absent = nfs
-        .absent
-        .iter()
-        .map(|export| of_export(export, Some(SILENT)));
-    served.chain(absent).collect()
-}
-
-fn of_export(export: &ExportSettings, waits: Option<&str>) -> Export {
+fn of_export(export: &ExportSettings, waits: Option<Waits>) -> Export {
     let rules = export.clients.rules().iter();
     Export {
         pseudo: export.client_path.clone(),
@@ -297,7 +337,7 @@ fn of_export(export: &ExportSettings, waits: Option<&str>) -> Export {
         clients: rules
             .map(|rule| format!("{} {}", rule.network, rule.access))
             .collect(),
-        waits: waits.map(ToOwned::to_owned),
+        waits,
     }
 }
 

@@ -1,0 +1,191 @@
+//! What is configured and not there yet: files, devices, directories, and addresses to listen at. A
+//! target that starts goes on without them, and serves each as soon as it is there.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::net::UdpSocket;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::time::Instant;
+
+use capstan_config::{Backing, Config, Listener, Namespace, Nqn};
+use capstan_subsystem::PortId;
+use nix::errno::Errno;
+
+use crate::providers::choose;
+
+/// Something that is waited for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wait {
+    pub(crate) of: Awaited,
+    pub(crate) why: String,
+    pub(crate) since: Instant,
+}
+
+/// What can be waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    Listener(PortId),
+    Namespace(Nqn, u32),
+    /// By its path for clients.
+    Export(String),
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listener(port) => write!(f, "listener with port {}", port.0),
+            Self::Namespace(nqn, nsid) => write!(f, "namespace {nsid} of {nqn}"),
+            Self::Export(path) => write!(f, "export {path}"),
+        }
+    }
+}
+
+/// Marks what of `config` is on paths where nothing is: a target that starts goes on without it.
+pub fn take_out(config: &mut Config) {
+    for subsystem in &mut config.subsystems {
+        let absent = subsystem
+            .namespaces
+            .extract_if(.., |of| missing_under(of).is_some());
+        subsystem.absent.extend(absent);
+    }
+    if let Some(nfs) = &mut config.nfs {
+        let absent = nfs.exports.extract_if(.., |of| missing(&of.path).is_some());
+        nfs.absent.extend(absent);
+    }
+}
+
+/// Marks of what `served` lacks already what is still not there.
+pub(crate) fn take_out_again(config: &mut Config, served: &Config) {
+    for subsystem in &mut config.subsystems {
+        let before = served.subsystems.iter().find(|of| of.nqn == subsystem.nqn);
+        let was_absent = |namespace: &Namespace| {
+            let mut absent = before.into_iter().flat_map(|of| &of.absent);
+            absent.any(|of| of.backing == namespace.backing)
+        };
+        let absent = subsystem
+            .namespaces
+            .extract_if(.., |of| was_absent(of) && missing_under(of).is_some());
+        subsystem.absent.extend(absent);
+    }
+    if let Some(nfs) = &mut config.nfs {
+        let was_absent = |path: &Path| {
+            let mut absent = served.nfs.iter().flat_map(|nfs| &nfs.absent);
+            absent.any(|of| of.path == path)
+        };
+        let absent = nfs
+            .exports
+            .extract_if(.., |of| was_absent(&of.path) && missing(&of.path).is_some());
+        nfs.absent.extend(absent);
+    }
+}
+
+/// That nothing is where the blocks of a namespace are to be.
+pub(crate) fn missing_under(namespace: &Namespace) -> Option<String> {
+    match &namespace.backing {
+        Backing::Path(path) => missing(path),
+        Backing::Ram { .. } | Backing::Null { .. } => None,
+    }
+}
+
+/// That nothing is at this path, or a device that has no disk behind it.
+pub(crate) fn missing(path: &Path) -> Option<String> {
+    let found = fs::metadata(path).and_then(|metadata| {
+        if metadata.file_type().is_block_device() {
+            File::open(path)?;
+        }
+        Ok(())
+    });
+    let error = found.err().filter(is_of_absence)?;
+    Some(format!("{}: {error}", path.display()))
+}
+
+fn is_of_absence(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(
+        errno,
+        Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ENXIO | Errno::ENODEV | Errno::ENOMEDIUM)
+    )
+}
+
+/// That this machine has not the address of a listener, or no device for it.
+pub(crate) fn missing_at(listener: &Listener) -> Option<String> {
+    let ip = listener.address.ip();
+    if let Err(error) = UdpSocket::bind((ip, 0)) {
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        return (errno == Some(Errno::EADDRNOTAVAIL))
+            .then(|| format!("{ip} is not an address of this machine now"));
+    }
+    choose(listener).err().map(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use capstan_config::Config;
+
+    use super::{missing, missing_at, take_out, take_out_again};
+
+    fn config(listener: &str, paths: &[&str]) -> Config {
+        let mut toml = format!(
+            "[[listener]]\naddress = \"{listener}\"\n[[subsystem]]\n\
+             nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n"
+        );
+        for path in paths {
+            toml += &format!("[[subsystem.namespace]]\npath = \"{path}\"\n");
+        }
+        Config::from_toml(&toml).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_there_is_left_out_until_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("there");
+        let later = folder.path().join("later");
+        fs::write(&there, [0; 4096]).unwrap();
+        let paths = [&later, &there].map(|path| path.to_str().unwrap());
+        let written = config("127.0.0.1", &paths);
+        let mut started = written.clone();
+        take_out(&mut started);
+        let nsids =
+            |of: &[capstan_config::Namespace]| of.iter().map(|n| n.nsid).collect::<Vec<_>>();
+        let of = &started.subsystems[0];
+        assert_eq!(
+            (nsids(&of.namespaces), nsids(&of.absent)),
+            (vec![2], vec![1])
+        );
+
+        // A file that goes is missed by its host, and by a reload.
+        let mut again = written.clone();
+        fs::remove_file(&there).unwrap();
+        take_out_again(&mut again, &started);
+        let of = &again.subsystems[0];
+        assert_eq!(
+            (nsids(&of.namespaces), nsids(&of.absent)),
+            (vec![2], vec![1])
+        );
+        let mut again = written;
+        fs::write(&later, [0; 4096]).unwrap();
+        take_out_again(&mut again, &started);
+        assert!(again.subsystems[0].absent.is_empty());
+    }
+
+    #[test]
+    fn what_is_there_and_cannot_be_served_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(missing(folder.path()), None);
+        assert!(missing(&folder.path().join("a/b")).is_some());
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(missing(&file.join("below")).is_some());
+    }
+
+    #[test]
+    fn an_address_of_this_machine_is_not_waited_for() {
+        assert_eq!(missing_at(&config("127.0.0.1", &[]).listeners[0]), None);
+        let foreign = missing_at(&config("192.0.2.1", &[]).listeners[0]).unwrap();
+        assert_eq!(foreign, "192.0.2.1 is not an address of this machine now");
+    }
+}
