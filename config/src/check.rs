@@ -20,6 +20,7 @@ use std::time::Duration;
 use toml::Spanned;
 use uuid::Uuid;
 
+use crate::files::Texts;
 use crate::listen::parse_address;
 use crate::read::Read;
 use crate::schema::{RawListener, RawQueues, RawReactors, RawTarget};
@@ -32,8 +33,8 @@ use crate::{
 const NOTHING_SERVED: &str = "a [[subsystem]] with an nqn and a [[subsystem.namespace]]; or, for NFS clients, an [[export]] \
                               with path and clients, and `addresses` below [nfs]";
 
-/// Checks what was read of `text`.
-pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
+/// Checks what was read of `texts`.
+pub(crate) fn check(read: Read, texts: &Texts) -> Result<Config, ConfigError> {
     let (raw, not_read) = match read {
         Read {
             raw: Some(raw),
@@ -45,7 +46,7 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
         } => return Err(Problems::in_order(problems).into()),
     };
     let mut checker = Checker {
-        text,
+        texts,
         problems: Vec::new(),
         used: Used::default(),
     };
@@ -118,12 +119,6 @@ fn follows(problem: &Problem, cause: &Problem) -> bool {
     }
 }
 
-/// The line of a place in a file, from 1.
-pub(crate) fn line_of(text: &str, span: &Range<usize>) -> usize {
-    let before = text.as_bytes().get(..span.start).unwrap_or(text.as_bytes());
-    before.iter().filter(|byte| **byte == b'\n').count() + 1
-}
-
 /// What must be unique in the whole file, with its first use.
 #[derive(Default)]
 struct Used {
@@ -137,17 +132,14 @@ struct Used {
 }
 
 struct Checker<'t> {
-    text: &'t str,
+    texts: &'t Texts,
     problems: Vec<Problem>,
     used: Used,
 }
 
 impl Checker<'_> {
     fn at(&self, field: impl Into<String>, span: Option<Range<usize>>) -> At {
-        At {
-            field: field.into(),
-            line: span.map(|span| line_of(self.text, &span)),
-        }
+        self.texts.at(field, span)
     }
 
     fn report(

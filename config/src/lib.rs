@@ -15,16 +15,16 @@
 
 #![forbid(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+
+use files::Texts;
 
 mod ana;
 mod backing;
 mod budget;
 mod check;
 mod complete;
+mod files;
 mod identity;
 mod limits;
 mod listen;
@@ -44,6 +44,7 @@ pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
 pub use ana::AnaState;
 pub use backing::{Backing, BackingError};
 pub use budget::{ADMIN_QUEUE_DEPTH, MemoryPlan, STRANGER_BYTES, STRANGERS_MAX};
+pub use files::WrittenFile;
 pub use identity::{namespace_uuid, other_namespace_uuid};
 pub use limits::{
     ALLOWED_HOSTS_MAX, CLIENTS_MAX, CONFIG_BYTES_MAX, DEFAULT_NFS_PORT, DEFAULT_NFS_RDMA_PORT,
@@ -69,66 +70,43 @@ impl Config {
     /// [`ConfigError::Syntax`] for the first thing that is not TOML; [`ConfigError::Invalid`] with
     /// everything else that is wrong.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        check::check(read::read(text)?, text)
+        let texts = Texts::of_one(text);
+        check::check(read::read(&texts)?, &texts)
     }
 
-    /// Reads, parses and checks a configuration file, without a look at what it names. The path `-`
-    /// is stdin.
+    /// Reads, parses and checks a configuration file, and those in the folder beside it
+    /// (`target.d/*.toml` of `target.toml`), without a look at what they name. The path `-` is
+    /// stdin.
     ///
     /// # Errors
-    /// Those of [`Config::from_toml`], in [`ConfigError::In`], and of reading the file.
+    /// Those of [`Config::from_toml`], in [`ConfigError::In`] where one file is meant, and of
+    /// reading the files.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = read_text(path)?;
-        Self::from_toml(&text).map_err(|error| ConfigError::In {
-            path: path.to_owned(),
-            error: Box::new(error),
+        Written::read(path)?.config()
+    }
+
+    pub(crate) fn from_files(files: &[WrittenFile]) -> Result<Self, ConfigError> {
+        for file in files.iter().filter(|_| files.len() > 1) {
+            read::check_syntax(&file.text).map_err(|error| in_file(file, error))?;
+        }
+        let texts = match files {
+            [file] => Texts::of_one(&file.text),
+            _ => Texts::of(files),
+        };
+        let checked = read::read(&texts).and_then(|read| check::check(read, &texts));
+        checked.map_err(|error| match files {
+            [file] => in_file(file, error),
+            _ => error,
         })
     }
 }
 
-fn read_text(path: &Path) -> Result<String, ConfigError> {
-    let read = |error| ConfigError::Read {
-        path: path.to_owned(),
-        error,
-    };
-    let input: Box<dyn Read> = if path.as_os_str() == "-" {
-        Box::new(io::stdin())
-    } else {
-        Box::new(open(path).map_err(read)?)
-    };
-    let mut bytes = Vec::new();
-    input
-        .take(CONFIG_BYTES_MAX + 1)
-        .read_to_end(&mut bytes)
-        .map_err(read)?;
-    if bytes.len() as u64 > CONFIG_BYTES_MAX {
-        return Err(ConfigError::TooLarge {
-            path: path.to_owned(),
-        });
+fn in_file(file: &WrittenFile, error: ConfigError) -> ConfigError {
+    match &file.path {
+        None => error,
+        Some(path) => ConfigError::In {
+            path: path.clone(),
+            error: Box::new(error),
+        },
     }
-    String::from_utf8(bytes).map_err(|error| ConfigError::NotUtf8 {
-        path: path.to_owned(),
-        at: error.utf8_error().valid_up_to(),
-    })
-}
-
-/// Where a process finds the descriptors that it was started with: a pipe there has a process that
-/// writes, as `-` has.
-const HANDED_OVER: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self/fd"];
-
-/// Opens what can be read at once: a named pipe would keep the process until another one writes,
-/// and a device may do something when it is opened.
-fn open(path: &Path) -> io::Result<File> {
-    if HANDED_OVER.iter().any(|place| path.starts_with(place)) {
-        return File::open(path);
-    }
-    let file_type = path.metadata()?.file_type();
-    // A folder is refused by the kernel.
-    if !(file_type.is_file() || file_type.is_dir()) {
-        let found = machine::volume::type_name(file_type);
-        return Err(io::Error::other(format!("it is a {found}")));
-    }
-    // It may be another one by now.
-    let mut options = OpenOptions::new();
-    options.read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }

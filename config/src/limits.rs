@@ -11,6 +11,9 @@ const GIB: u64 = 1 << 30;
 pub const DEFAULT_PORT: u16 = 4420;
 /// Largest configuration file that is read, in bytes.
 pub const CONFIG_BYTES_MAX: u64 = MIB;
+
+/// Files of the folder beside a configuration file.
+pub(crate) const CONFIG_FILES_MAX: usize = 64;
 /// Most `[[listener]]` tables; each is one port of the discovery log.
 pub const LISTENERS_MAX: usize = 64;
 /// Most `[[subsystem]]` tables.

@@ -261,20 +261,14 @@ impl Findings {
     }
 
     fn warning(&mut self, field: impl Into<String>, message: String) {
-        let at = At {
-            field: field.into(),
-            line: None,
-        };
+        let at = At::of(field);
         self.warnings.push(Warning { at, message });
     }
 }
 
 fn problem(field: impl Into<String>, kind: ProblemKind) -> Problem {
     Problem {
-        at: At {
-            field: field.into(),
-            line: None,
-        },
+        at: At::of(field),
         kind,
     }
 }

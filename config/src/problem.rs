@@ -38,7 +38,8 @@ pub enum ConfigError {
         /// What the system said.
         error: io::Error,
     },
-    /// The file is larger than [`CONFIG_BYTES_MAX`](crate::CONFIG_BYTES_MAX).
+    /// The file, or all in a folder, are larger than
+    /// [`CONFIG_BYTES_MAX`](crate::CONFIG_BYTES_MAX).
     #[error(
         "the configuration {} is larger than 1 MiB; is it the right file?",
         name(path)
@@ -155,7 +156,8 @@ impl Problems {
 
     /// Of a file, in its order; what has no place there comes last.
     pub(crate) fn in_order(mut problems: Vec<Problem>) -> Self {
-        problems.sort_by_key(|problem| problem.at.line.unwrap_or(usize::MAX));
+        let place = |Problem { at, .. }: &Problem| (at.line.is_none(), at.file.clone(), at.line);
+        problems.sort_by_cached_key(place);
         Self(problems)
     }
 
@@ -209,9 +211,21 @@ pub struct At {
     pub field: String,
     /// Line in the file, from 1; none when it was not written in a file.
     pub line: Option<usize>,
+    /// The file, where there are several.
+    pub file: Option<String>,
 }
 
 impl At {
+    /// A field that is in no file.
+    #[must_use]
+    pub fn of(field: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            line: None,
+            file: None,
+        }
+    }
+
     /// Names the option of a [`QuickExport`](crate::QuickExport) or a
     /// [`QuickDirectory`](crate::QuickDirectory) that says what the field would.
     pub fn name_option(&mut self) {
@@ -228,6 +242,9 @@ impl At {
 
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{file} ")?;
+        }
         match self.line {
             Some(line) => write!(f, "line {line}: {}", self.field),
             None => f.write_str(&self.field),

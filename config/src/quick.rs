@@ -65,10 +65,7 @@ const THIS_MACHINE: [&str; 2] = ["127.0.0.0/8", "::1"];
 
 fn problem(field: &str, kind: impl Into<ProblemKind>) -> Problem {
     Problem {
-        at: At {
-            field: field.to_owned(),
-            line: None,
-        },
+        at: At::of(field),
         kind: kind.into(),
     }
 }

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
-use crate::check::line_of;
+use crate::files::Texts;
 use crate::schema::{RawConfig, TableKind};
-use crate::{At, ConfigError, Problem, ProblemKind, suggest};
+use crate::{ConfigError, Problem, ProblemKind, suggest};
 
 /// Values of the wrong type that are told at once: each costs another reading of the rest.
 const WRONG_TYPES_MAX: usize = 32;
@@ -25,24 +25,40 @@ pub(crate) struct Read {
     pub(crate) problems: Vec<Problem>,
 }
 
-/// Reads `text`.
+/// Reads a text, or several as one.
 ///
 /// # Errors
 /// It is not TOML.
-pub(crate) fn read(text: &str) -> Result<Read, ConfigError> {
-    let mut table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
-        message: not_toml(text, &error),
-    })?;
+pub(crate) fn read(texts: &Texts) -> Result<Read, ConfigError> {
+    let padded: Vec<_> = texts.padded().collect();
     let mut reader = Reader {
-        text,
+        texts,
         problems: Vec::new(),
     };
+    let mut table = Spanned::new(0..0, DeTable::new());
+    for text in &padded {
+        let parsed = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
+            message: not_toml(text, &error),
+        })?;
+        reader.merge("", table.get_mut(), parsed.into_inner());
+    }
     reader.keys("", TableKind::Root, table.get_mut());
     let raw = reader.values(table);
     Ok(Read {
         raw,
         problems: reader.problems,
     })
+}
+
+/// Whether a text is TOML at all.
+///
+/// # Errors
+/// It is not.
+pub(crate) fn check_syntax(text: &str) -> Result<(), ConfigError> {
+    let parsed = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
+        message: not_toml(text, &error),
+    });
+    parsed.map(drop)
 }
 
 /// The parser's words, or ours where it cannot know what was meant.
@@ -138,17 +154,41 @@ fn without_quotes(line: &str) -> Option<String> {
 }
 
 struct Reader<'t> {
-    text: &'t str,
+    texts: &'t Texts,
     problems: Vec<Problem>,
 }
 
 impl Reader<'_> {
     fn report(&mut self, field: String, span: &Range<usize>, kind: ProblemKind) {
-        let at = At {
-            field,
-            line: Some(line_of(self.text, span)),
-        };
+        let at = self.texts.at(field, Some(span.clone()));
         self.problems.push(Problem { at, kind });
+    }
+
+    /// Takes in what another file has: lists go on, and tables have keys of each. What both say is
+    /// left as the first one says it.
+    fn merge<'d>(&mut self, field: &str, into: &mut DeTable<'d>, other: DeTable<'d>) {
+        for (key, value) in other {
+            let field = within(field, key.get_ref());
+            let name: &str = key.get_ref();
+            let first = into.get_key_value(name).map(|(key, _)| key.span());
+            let (Some(first), Some(known)) = (first, into.get_mut(name)) else {
+                into.insert(key, value);
+                continue;
+            };
+            match (known.get_mut(), value.into_inner()) {
+                (DeValue::Array(all), DeValue::Array(more)) => {
+                    more.into_iter().for_each(|entry| all.push(entry));
+                }
+                (DeValue::Table(table), DeValue::Table(more)) => self.merge(&field, table, more),
+                _ => {
+                    let kind = ProblemKind::Duplicate {
+                        value: key.get_ref().to_string(),
+                        first: self.texts.at(field.as_str(), Some(first)),
+                    };
+                    self.report(field, &key.span(), kind);
+                }
+            }
+        }
     }
 
     /// Takes out the keys that a table of this kind does not have, and does the same in its tables.
@@ -241,7 +281,7 @@ impl Reader<'_> {
     fn clients(&mut self, field: &str, value: &mut Spanned<DeValue<'_>>) {
         let span = value.span();
         if value.get_ref().is_str() {
-            let text = self.text.get(span.clone()).unwrap_or_default();
+            let text = self.texts.get(span.clone()).unwrap_or_default();
             let words = format!("is a list; write clients = [{text}]");
             self.report(field.to_owned(), &span, ProblemKind::WrongType(words));
             let one = mem::replace(value.get_mut(), DeValue::Boolean(false));
@@ -274,7 +314,7 @@ impl Reader<'_> {
             let key = (taken_out.as_deref()).and_then(|field| field.rsplit('.').next());
             if let Some(key @ ("transports" | "allowed_hosts" | "addresses" | "listeners")) = key
                 && error.message().starts_with("invalid type: string")
-                && let Some(text) = self.text.get(span.clone())
+                && let Some(text) = self.texts.get(span.clone())
             {
                 words = format!("is a list; write {key} = [{text}]");
             }

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
+use crate::files::{self, WrittenFile};
 use crate::listen::parse_address;
-use crate::{Backing, Config, ConfigError, DEFAULT_PORT, Nqn, Size, Subsystem, read_text};
+use crate::{Backing, Config, ConfigError, DEFAULT_PORT, Nqn, Size, Subsystem};
 
-/// The text of a configuration and the file that it is in.
+/// The texts of a configuration and the files that they are in: one at least.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     path: Option<PathBuf>,
-    text: String,
+    files: Vec<WrittenFile>,
 }
 
 /// Keys of a table that is to come, in their order.
@@ -49,48 +50,42 @@ pub enum EditError {
 }
 
 impl Written {
-    /// Reads the file at `path`; `-` is stdin.
+    /// Reads the file at `path`, and those in the folder beside it; `-` is stdin.
     ///
     /// # Errors
-    /// As [`Config::from_file`], but for what the text says.
+    /// As [`Config::from_file`], but for what the texts say.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         Ok(Self {
             path: Some(path.to_owned()),
-            text: read_text(path)?,
+            files: files::read(path)?,
         })
     }
 
     /// A text that is in no file.
     #[must_use]
-    pub const fn of_text(text: String) -> Self {
-        Self { path: None, text }
+    pub fn of_text(text: String) -> Self {
+        let files = vec![WrittenFile { path: None, text }];
+        Self { path: None, files }
     }
 
-    /// The file that it was read from.
+    /// The file that was asked for.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The text.
+    /// All files, in the order that they are read in.
     #[must_use]
-    pub fn text(&self) -> &str {
-        &self.text
+    pub fn files(&self) -> &[WrittenFile] {
+        &self.files
     }
 
-    /// What it says.
+    /// What they say.
     ///
     /// # Errors
     /// As [`Config::from_file`].
     pub fn config(&self) -> Result<Config, ConfigError> {
-        let config = Config::from_toml(&self.text);
-        config.map_err(|error| match &self.path {
-            None => error,
-            Some(path) => ConfigError::In {
-                path: path.clone(),
-                error: Box::new(error),
-            },
-        })
+        Config::from_files(&self.files)
     }
 
     /// Adds a `[[subsystem]]`, behind the last one.
@@ -126,20 +121,22 @@ impl Written {
     /// It is not there.
     pub fn remove_namespace(&mut self, served: &Subsystem, nsid: u32) -> Result<(), EditError> {
         let nqn = &served.nqn;
-        let mut document = self.document()?;
-        let subsystem_at = subsystem_at(&mut document, nqn).ok_or_else(|| no_subsystem(nqn))?;
-        let places = places(subsystem(&mut document, nqn)?, served);
-        let at = places.iter().position(|place| *place == Some(nsid));
-        let at = at.ok_or_else(|| no_namespace(nqn, nsid))?;
-        let all = tables(subsystem(&mut document, nqn)?, "namespace");
-        for (table, place) in all.into_iter().zip(&places) {
-            let is_open = !table.contains_key("nsid") && !table.contains_key("path");
-            if let Some(other) = place.filter(|other| is_open && *other != nsid) {
-                set(table, "nsid", Some(&EntryValue::Number(other)));
+        self.edit_text(|text| {
+            let mut document = document(text)?;
+            let subsystem_at = subsystem_at(&mut document, nqn).ok_or_else(|| no_subsystem(nqn))?;
+            let places = places(subsystem(&mut document, nqn)?, served);
+            let at = places.iter().position(|place| *place == Some(nsid));
+            let at = at.ok_or_else(|| no_namespace(nqn, nsid))?;
+            let all = tables(subsystem(&mut document, nqn)?, "namespace");
+            for (table, place) in all.into_iter().zip(&places) {
+                let is_open = !table.contains_key("nsid") && !table.contains_key("path");
+                if let Some(other) = place.filter(|other| is_open && *other != nsid) {
+                    set(table, "nsid", Some(&EntryValue::Number(other)));
+                }
             }
-        }
-        self.text = document.to_string();
-        self.cut(&[("subsystem", subsystem_at), ("namespace", at)])
+            let place = [("subsystem", subsystem_at), ("namespace", at)];
+            without(&document.to_string(), &place)
+        })
     }
 
     /// Sets a key of a namespace, or takes it out where there is no value.
@@ -170,20 +167,27 @@ impl Written {
     /// # Errors
     /// The text is no TOML.
     pub fn set_target(&mut self, key: &str, value: &EntryValue) -> Result<(), EditError> {
+        let set_in = |table: &mut Item| {
+            let table = table.as_table_like_mut();
+            let table = table.ok_or_else(|| not_there("[target]"))?;
+            set(table, key, Some(value));
+            Ok(())
+        };
+        let of_key = self.edit(|document| {
+            let target = document.get_mut("target");
+            let target = target.filter(|target| target.get(key).is_some());
+            set_in(target.ok_or_else(|| not_there("[target]"))?)
+        });
+        if !matches!(of_key, Err(EditError::NotThere(_))) {
+            return of_key;
+        }
         self.edit(|document| {
-            let target = document.entry("target").or_insert_with(|| {
+            set_in(document.entry("target").or_insert_with(|| {
                 let mut table = Table::new();
                 // Before all that is there.
                 table.set_position(Some(-1));
                 Item::Table(table)
-            });
-            let table = target.as_table_like_mut();
-            set(
-                table.ok_or_else(|| not_there("[target]"))?,
-                key,
-                Some(value),
-            );
-            Ok(())
+            }))
         })
     }
 
@@ -287,37 +291,54 @@ impl Written {
         })
     }
 
-    fn document(&self) -> Result<DocumentMut, EditError> {
-        // What is served was read from it.
-        let parsed = self.text.parse::<DocumentMut>();
-        parsed.map_err(|error| EditError::CannotBeSaid(error.to_string()))
-    }
-
+    /// Changes the first file that has what is to be changed.
     fn edit(
         &mut self,
-        change: impl FnOnce(&mut DocumentMut) -> Result<(), EditError>,
+        change: impl Fn(&mut DocumentMut) -> Result<(), EditError>,
     ) -> Result<(), EditError> {
-        let mut document = self.document()?;
-        change(&mut document)?;
-        self.text = document.to_string();
-        Ok(())
+        self.edit_text(|text| {
+            let mut document = document(text)?;
+            change(&mut document)?;
+            Ok(document.to_string())
+        })
     }
 
-    /// Takes out a table of the file that is one of a list.
+    /// Takes out a table of a file that is one of a list.
     fn remove(
         &mut self,
-        find: impl FnOnce(&mut DocumentMut) -> Result<(&'static str, usize), EditError>,
+        find: impl Fn(&mut DocumentMut) -> Result<(&'static str, usize), EditError>,
     ) -> Result<(), EditError> {
-        let at = find(&mut self.document()?)?;
-        self.cut(&[at])
+        self.edit_text(|text| without(text, &[find(&mut document(text)?)?]))
     }
 
-    /// Takes out what is at a place that is there.
-    fn cut(&mut self, place: &[(&str, usize)]) -> Result<(), EditError> {
-        self.text = capstan_toml_file::without(&self.text, place)
-            .ok_or_else(|| not_there("what is to be taken out"))?;
-        Ok(())
+    fn edit_text(
+        &mut self,
+        change: impl Fn(&str) -> Result<String, EditError>,
+    ) -> Result<(), EditError> {
+        let mut not_there = None;
+        for file in &mut self.files {
+            match change(&file.text) {
+                Ok(text) => {
+                    file.text = text;
+                    return Ok(());
+                }
+                Err(EditError::NotThere(what)) => not_there = Some(what),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(EditError::NotThere(not_there.unwrap_or_default()))
     }
+}
+
+fn document(text: &str) -> Result<DocumentMut, EditError> {
+    // What is served was read from it.
+    let parsed = text.parse::<DocumentMut>();
+    parsed.map_err(|error| EditError::CannotBeSaid(error.to_string()))
+}
+
+/// Without what is at a place that is there.
+fn without(text: &str, place: &[(&str, usize)]) -> Result<String, EditError> {
+    capstan_toml_file::without(text, place).ok_or_else(|| not_there("what is to be taken out"))
 }
 
 fn not_there(what: impl Into<String>) -> EditError {

@@ -123,10 +123,7 @@ fn check_used_once(
             inode: metadata.ino(),
         }
     };
-    let at = At {
-        field: field.to_owned(),
-        line: None,
-    };
+    let at = At::of(field);
     if let Some(first) = first_use.get(&identity) {
         let value = format!("what {} leads to", path.display());
         findings.problem(

@@ -65,7 +65,7 @@ fn a_namespace_comes_behind_the_last_one_of_its_subsystem() {
     let mut written = written();
     let entry: Entry = vec![("nsid", EntryValue::Number(9)), ("ram", text("4MiB"))];
     written.add_namespace(&nqn("a"), &entry).unwrap();
-    let (come, gone) = lines(FILE, written.text());
+    let (come, gone) = lines(FILE, &written.files()[0].text);
     assert_eq!(
         (come, gone),
         (vec!["nsid = 9".into(), "ram = \"4MiB\"".into()], vec![])
@@ -76,7 +76,7 @@ fn a_namespace_comes_behind_the_last_one_of_its_subsystem() {
     // Within brackets where the others are.
     written.add_namespace(&nqn("b"), &entry).unwrap();
     let namespaces = &written.config().unwrap().subsystems[1].namespaces;
-    assert_eq!(namespaces.len(), 3, "{}", written.text());
+    assert_eq!(namespaces.len(), 3, "{}", written.files()[0].text);
     let nobody = written.add_namespace(&nqn("c"), &entry).unwrap_err();
     assert!(matches!(nobody, EditError::NotThere(_)));
 }
@@ -88,21 +88,21 @@ fn what_is_taken_out_takes_its_own_comment_along_and_nothing_else() {
     let served = |written: &Written, at: usize| of(written, at).namespaces;
     let before = of(&written, 0);
     written.remove_namespace(&before, 1).unwrap();
-    let (come, gone) = lines(FILE, written.text());
+    let (come, gone) = lines(FILE, &written.files()[0].text);
     let first = ["# Fast.".to_owned(), "ram = \"1MiB\"".to_owned()];
     assert_eq!((come, gone), (vec![], first.to_vec()));
     assert_eq!(served(&written, 0)[0].nsid, 7);
     written.remove_namespace(&of(&written, 0), 7).unwrap();
     assert!(
-        !written.text().contains("for measuring"),
+        !written.files()[0].text.contains("for measuring"),
         "{}",
-        written.text()
+        written.files()[0].text
     );
-    assert!(written.text().contains("# The second one."));
+    assert!(written.files()[0].text.contains("# The second one."));
     assert_eq!(written.config().unwrap().subsystems[0].namespaces, []);
     // Of two without an NSID, by what they are on.
     written.remove_namespace(&of(&written, 1), 2).unwrap();
-    assert_eq!(served(&written, 1).len(), 1, "{}", written.text());
+    assert_eq!(served(&written, 1).len(), 1, "{}", written.files()[0].text);
     assert_eq!(
         served(&written, 1)[0].backing,
         Backing::Ram {
@@ -110,11 +110,15 @@ fn what_is_taken_out_takes_its_own_comment_along_and_nothing_else() {
         }
     );
     written.remove_subsystem(&nqn("b")).unwrap();
-    assert!(written.text().ends_with("# Nothing below this line.\n"));
-    assert!(!written.text().contains("# The second one."));
+    assert!(
+        written.files()[0]
+            .text
+            .ends_with("# Nothing below this line.\n")
+    );
+    assert!(!written.files()[0].text.contains("# The second one."));
     written.remove_subsystem(&nqn("a")).unwrap();
     assert_eq!(
-        written.text(),
+        written.files()[0].text,
         "# What the disks of the house are served by.\n\n[target]\nlog = \"info\"    # more is too much\n\n[[listener]]\n\
          address = \"127.0.0.1\"\n\n# Nothing below this line.\n"
     );
@@ -139,12 +143,12 @@ fn those_that_stay_keep_their_numbers() {
         left.namespaces,
         served.namespaces[1..],
         "{}",
-        written.text()
+        written.files()[0].text
     );
     assert!(
-        written.text().contains("# the second\nram"),
+        written.files()[0].text.contains("# the second\nram"),
         "{}",
-        written.text()
+        written.files()[0].text
     );
 }
 
@@ -153,7 +157,7 @@ fn hosts_come_and_go_line_by_line() {
     let mut written = written();
     let third = nqn("host-3");
     written.allow_host(&nqn("a"), &third).unwrap();
-    let (come, gone) = lines(FILE, written.text());
+    let (come, gone) = lines(FILE, &written.files()[0].text);
     assert_eq!(come, ["    \"nqn.2026-11.org.example:host-3\","]);
     assert_eq!(gone, [""; 0]);
     let again = written
@@ -168,7 +172,12 @@ fn hosts_come_and_go_line_by_line() {
         written.deny_host(&nqn("a"), &nqn(host)).unwrap();
     }
     let access = &written.config().unwrap().subsystems[0].access;
-    assert_eq!(*access, Access::Hosts(Vec::new()), "{}", written.text());
+    assert_eq!(
+        *access,
+        Access::Hosts(Vec::new()),
+        "{}",
+        written.files()[0].text
+    );
     assert!(written.deny_host(&nqn("a"), &third).is_err());
     let any = written
         .deny_host(&nqn("b"), &third)
@@ -182,16 +191,16 @@ fn a_value_is_set_and_what_stands_behind_it_stays() {
     let mut written = written();
     written.set_target("log", &text("debug")).unwrap();
     assert!(
-        written
-            .text()
+        written.files()[0]
+            .text
             .contains("log = \"debug\"    # more is too much")
     );
     let mut bare = Written::of_text("[[listener]]\naddress = \"::1\"\n".to_owned());
     bare.set_target("log", &text("warn")).unwrap();
     assert!(
-        bare.text().contains("[target]\nlog = \"warn\"\n"),
+        bare.files()[0].text.contains("[target]\nlog = \"warn\"\n"),
         "{}",
-        bare.text()
+        bare.files()[0].text
     );
     let config = written.config().unwrap();
     let served = &config.subsystems[0];
@@ -201,7 +210,7 @@ fn a_value_is_set_and_what_stands_behind_it_stays() {
         .unwrap();
     assert!(written.config().unwrap().subsystems[0].namespaces[1].read_only);
     written.set_namespace(served, 7, "read_only", None).unwrap();
-    assert_eq!(written.text().replace("debug", "info"), FILE);
+    assert_eq!(written.files()[0].text.replace("debug", "info"), FILE);
 }
 
 #[test]
@@ -210,8 +219,13 @@ fn listeners_and_exports_are_found_by_what_they_say() {
     let entry: Entry = vec![("address", text("::1")), ("port", EntryValue::Number(4421))];
     written.add_listener(&entry).unwrap();
     assert_eq!(written.config().unwrap().listeners.len(), 2);
-    let (come, gone) = lines(FILE, written.text());
-    assert_eq!((come.len(), gone.len()), (2, 0), "{}", written.text());
+    let (come, gone) = lines(FILE, &written.files()[0].text);
+    assert_eq!(
+        (come.len(), gone.len()),
+        (2, 0),
+        "{}",
+        written.files()[0].text
+    );
     written
         .remove_listener("127.0.0.1:4420".parse().unwrap())
         .unwrap();
@@ -228,14 +242,19 @@ fn listeners_and_exports_are_found_by_what_they_say() {
     let nfs = written.config().unwrap().nfs.unwrap();
     assert_eq!(nfs.exports[0].client_path, "/srv/a");
     written.remove_export("/srv/a").unwrap();
-    assert_eq!(written.config().unwrap().nfs, None, "{}", written.text());
+    assert_eq!(
+        written.config().unwrap().nfs,
+        None,
+        "{}",
+        written.files()[0].text
+    );
 }
 
 #[test]
 fn every_text_stays_the_same_where_nothing_changes() {
     let mut written = written();
     written.edit(|_| Ok(())).unwrap();
-    assert_eq!(written.text(), FILE);
+    assert_eq!(written.files()[0].text, FILE);
 }
 
 /// What may be done, with numbers that choose among what there is.
@@ -341,10 +360,10 @@ proptest! {
         let mut config = written.config().unwrap();
         for step in &steps {
             take(step, &mut written, &mut config);
-            prop_assert_eq!(&written.config().unwrap(), &config, "{:?}\n{}", step, written.text());
+            prop_assert_eq!(&written.config().unwrap(), &config, "{:?}\n{}", step, written.files()[0].text);
         }
         for line in FILE.lines() {
-            prop_assert!(written.text().lines().any(|other| other == line), "{}\n{}", line, written.text());
+            prop_assert!(written.files()[0].text.lines().any(|other| other == line), "{}\n{}", line, written.files()[0].text);
         }
     }
 }

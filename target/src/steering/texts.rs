@@ -2,7 +2,7 @@
 
 use std::path::{self, Path, PathBuf};
 
-use capstan_config::{Config, Written};
+use capstan_config::{Config, Written, WrittenFile};
 use capstan_control::answer::{ConfigDiff, ConfigFile, ConfigState, ConfigText};
 use similar::TextDiff;
 
@@ -94,39 +94,61 @@ impl Texts {
 
     pub(super) fn state(&self) -> ConfigState {
         ConfigState {
-            files: self.file().map(shown).into_iter().collect(),
+            files: self.read.files().iter().filter_map(shown).collect(),
             unsaved: self.unsaved.clone(),
             reload_failed: self.reload_failed.clone(),
         }
     }
 
     pub(super) fn shown(&self) -> ConfigText {
-        let file = ConfigFile {
-            path: self.file().map(shown),
-            text: self.running.text().to_owned(),
-            read: self.file().map(|_| self.read.text().to_owned()),
-        };
-        ConfigText { files: vec![file] }
+        let files = self.running.files().iter().zip(self.read.files());
+        let files = files.map(|(running, read)| {
+            let path = shown(running);
+            ConfigFile {
+                read: path.is_some().then(|| read.text.clone()),
+                path,
+                text: running.text.clone(),
+            }
+        });
+        ConfigText {
+            files: files.collect(),
+        }
     }
 
-    /// Beside what the file says `now`.
+    /// Beside what the files say `now`.
     pub(super) fn diff(&self, now: Option<&Written>) -> ConfigDiff {
-        let before = now.unwrap_or(&self.read).text();
-        let name = self.file().map_or_else(|| "as started".to_owned(), shown);
-        let diff = TextDiff::from_lines(before, self.running.text());
-        let diff = diff
-            .unified_diff()
-            .header(&name, "what is served")
-            .to_string();
+        let now = now.unwrap_or(&self.read).files();
+        let text = |all: &[WrittenFile], file: &WrittenFile| {
+            find_in(all, file).map_or_else(String::new, |found| found.text.clone())
+        };
+        let running = self.running.files();
+        // Files may have come and gone.
+        let gone = running.iter().filter(|file| find_in(now, file).is_none());
+        let files = now.iter().chain(gone);
+        let each = files.map(|file| {
+            let name = shown(file).unwrap_or_else(|| "as started".to_owned());
+            let (before, served) = (text(now, file), text(running, file));
+            let diff = TextDiff::from_lines(&before, &served);
+            diff.unified_diff()
+                .header(&name, "what is served")
+                .to_string()
+        });
         ConfigDiff {
             unsaved: self.unsaved.clone(),
-            diff,
+            diff: each.collect(),
         }
     }
 }
 
-fn shown(path: &Path) -> String {
-    path.display().to_string()
+fn find_in<'f>(all: &'f [WrittenFile], file: &WrittenFile) -> Option<&'f WrittenFile> {
+    all.iter().find(|other| shown(other) == shown(file))
+}
+
+/// Its whole path, as others have other folders; none of what came from stdin or options.
+fn shown(file: &WrittenFile) -> Option<String> {
+    let path = file.path.as_ref().filter(|path| path.as_os_str() != "-")?;
+    let whole = path::absolute(path).unwrap_or_else(|_| path.clone());
+    Some(whole.display().to_string())
 }
 
 #[cfg(test)]
