@@ -66,7 +66,7 @@ impl Texts {
     /// Where a field stands in its file.
     pub(crate) fn at(&self, field: impl Into<String>, span: Option<Range<usize>>) -> At {
         let field = field.into();
-        let Some(Range { start: place, .. }) = span else {
+        let Some(place) = span.map(|span| span.start) else {
             return At::of(field);
         };
         let place = place.min(self.whole.len());
@@ -79,7 +79,7 @@ impl Texts {
         At {
             field,
             line: Some(before.iter().filter(|byte| **byte == b'\n').count() + 1),
-            file: name,
+            file: name.map(Into::into),
         }
     }
 }

@@ -212,7 +212,7 @@ pub struct At {
     /// Line in the file, from 1; none when it was not written in a file.
     pub line: Option<usize>,
     /// The file, where there are several.
-    pub file: Option<String>,
+    pub file: Option<Box<str>>,
 }
 
 impl At {
@@ -361,7 +361,7 @@ pub enum ProblemKind {
         /// The other's.
         outer: String,
         /// Where that is written.
-        outer_at: At,
+        outer_at: Box<At>,
         /// Its directory.
         path: PathBuf,
     },

@@ -246,7 +246,7 @@ impl Checker<'_> {
             let kind = ProblemKind::NotBelow {
                 inner: inner.client_path.clone(),
                 outer: outer.client_path.clone(),
-                outer_at,
+                outer_at: Box::new(outer_at),
                 path: inner.path.clone(),
             };
             self.problems.push(Problem { at, kind });
