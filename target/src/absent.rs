@@ -10,7 +10,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use capstan_config::{Backing, Config, Listener, Namespace, Nqn};
+use capstan_rdma::ProviderKind;
 use capstan_subsystem::PortId;
+use capstan_transport::tcp::NVME_TCP;
 use nix::errno::Errno;
 
 use crate::providers::choose;
@@ -117,7 +119,12 @@ pub(crate) fn missing_at(listener: &Listener) -> Option<String> {
         return (errno == Some(Errno::EADDRNOTAVAIL))
             .then(|| format!("{ip} is not an address of this machine now"));
     }
-    choose(listener).err().map(|error| error.to_string())
+    let error = choose(listener).err()?;
+    // Without the drivers no device will come.
+    let has_drivers = ProviderKind::Verbs
+        .connection_manager_beside(NVME_TCP)
+        .is_ok();
+    has_drivers.then(|| error.to_string())
 }
 
 #[cfg(test)]

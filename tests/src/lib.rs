@@ -15,6 +15,7 @@ pub mod proxy;
 pub mod raw_tcp;
 pub mod running;
 pub mod scene;
+pub mod steered;
 pub mod target;
 pub mod tcp_host;
 pub mod wait;

@@ -1,88 +1,20 @@
 //! Files and addresses that are configured and not there when the target starts: it starts without
 //! them, says so, and serves each as soon as it is there.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::Duration;
+use std::path::Path;
+use std::process::Command;
 
-use capstan_control::answer::{Listener, Namespace, Status};
-use capstan_control::{CallError, Client, NamespacePlace, Request};
+use capstan_control::answer::Listener;
+use capstan_control::{CallError, NamespacePlace, Request};
 use capstan_initiator::Controller;
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, program, tool, utf8};
+use capstan_tests::program::{own_address, program, tool, utf8};
+use capstan_tests::steered::Steered;
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
 use nix::unistd::geteuid;
-use tempfile::TempDir;
-
-const IMAGE_BYTES: u64 = 1 << 20;
-
-/// A folder with a configuration, and the target that has it.
-struct Place {
-    folder: TempDir,
-}
-
-impl Place {
-    /// With a namespace on each of these files of its folder.
-    fn new(at: SocketAddr, files: &[&str]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let place = Self { folder };
-        let mut toml = format!(
-            "[target]\nreactors = 1\nmemory_budget = \"64MiB\"\n[[listener]]\naddress = \"{}\"\nport = {}\n\
-             provider = \"iwarp\"\n[[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n",
-            at.ip(),
-            at.port()
-        );
-        for file in files {
-            let path = place.path(file);
-            toml += &format!("[[subsystem.namespace]]\npath = \"{}\"\n", path.display());
-        }
-        fs::write(place.path("target.toml"), toml).expect("a configuration");
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// A file comes, as a whole.
-    fn make(&self, name: &str) {
-        let beside = self.path("beside");
-        let made = File::create(&beside).and_then(|file| file.set_len(IMAGE_BYTES));
-        made.expect("an image");
-        fs::rename(&beside, self.path(name)).expect("it is renamed");
-    }
-
-    fn begin_under(&self, tool: &[&str]) -> Daemon {
-        let (config, socket) = (self.path("target.toml"), self.path("control.sock"));
-        let args = ["--config", utf8(&config), "--control-socket", utf8(&socket)];
-        Daemon::begin_under(tool, &args)
-    }
-
-    fn client(&self) -> Client {
-        let mut client = Client::connect(&self.path("control.sock")).expect("connects");
-        let patience = Some(Duration::from_secs(20));
-        client.set_timeout(patience).expect("a timeout");
-        client
-    }
-
-    fn status(&self) -> Status {
-        self.client().ask(&Request::Status {}).expect("a status")
-    }
-
-    fn namespaces(&self) -> Vec<Namespace> {
-        self.status().subsystems.remove(0).namespaces
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(program("capstan-target"));
-        let socket = self.path("control.sock");
-        command.args(args).env("CAPSTAN_CONTROL_SOCKET", socket);
-        command.output().expect("it runs")
-    }
-}
 
 fn sees(controller: &Controller, nsids: &[u32]) {
     wait_until("the host sees what is served", || {
@@ -94,7 +26,7 @@ fn sees(controller: &Controller, nsids: &[u32]) {
 #[test]
 fn a_file_that_comes_later_is_served_then() {
     let at = own_address();
-    let place = Place::new(at, &["never.img", "there.img", "later.img"]);
+    let place = Steered::new(at, &["never.img", "there.img", "later.img"]);
     place.make("there.img");
     let daemon = place.begin_under(&[]);
     let later = place.path("later.img");
@@ -147,7 +79,7 @@ fn a_file_that_comes_later_is_served_then() {
 #[test]
 fn a_target_with_nothing_but_what_is_not_there_serves_it_when_it_is() {
     let at = own_address();
-    let place = Place::new(at, &["later.img"]);
+    let place = Steered::new(at, &["later.img"]);
     let daemon = place.begin_under(&[]);
     daemon.wait_for_log(&["listening at"]);
     let controller = Controller::connect(options(at, 1)).expect("connects");
@@ -164,7 +96,7 @@ fn root_an_address_that_comes_later_is_listened_at_then() {
         return;
     }
     let at: SocketAddr = "192.0.2.7:4420".parse().expect("an address");
-    let place = Place::new(at, &["there.img"]);
+    let place = Steered::new(at, &["there.img"]);
     place.make("there.img");
     let up = "ip link set lo up && exec \"$@\"";
     let daemon = place.begin_under(&["unshare", "--net", "sh", "-c", up, "sh"]);

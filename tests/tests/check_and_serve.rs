@@ -1,5 +1,6 @@
 //! `check` and `serve` decide alike: what the one calls ok is served by the other, and what the one
-//! refuses is refused by the other; and what both say of a file that has lost its name.
+//! refuses is refused by the other, but for what is not there yet; and what both say of a file that
+//! has lost its name.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -70,7 +71,12 @@ fn what_check_calls_ok_is_served_and_nothing_else() {
     assert!(served("an LBA of 512", &[(&small, "lba = 512")]));
     assert!(!served("less than any", &[(&tiny, "lba = 512")]));
     assert!(!served("nothing", &[(&empty, "")]));
-    assert!(!served("no file", &[(&absent, "")]));
+    // Not all of it would be served at once, and it is as soon as the file is there.
+    place.configure(&[(&absent, "")]);
+    assert!(!run(&place, "60", "check").status.success());
+    let serve = place.serve();
+    serve.wait_for_log(&[utf8(&absent), "is not served yet"]);
+    assert!(serve.stop().success());
     assert!(!served("a folder", &[(folder, "")]));
     assert!(!served("a link to itself", &[(&circle, "")]));
     assert!(!served("a pipe", &[(&fifo, "")]));
