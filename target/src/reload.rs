@@ -147,10 +147,10 @@ impl Served {
         control: &Arc<ControlPlane>,
         reactors: usize,
     ) -> anyhow::Result<Reloaded> {
-        take_out_again(&mut written, &self.config);
         for line in answers::take_out_silent_exports(&mut written) {
             tracing::error!("{line}");
         }
+        take_out_again(&mut written, &self.config);
         control.look_at_media();
         let swapped = self.swapped(&written, &control.media().elsewhere());
         if swapped.is_empty() {
