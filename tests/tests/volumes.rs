@@ -1,5 +1,5 @@
-//! Volumes that outlive a boot, by `/etc/capstan/volumes.toml`, without systemd: `tests/systemd` has
-//! the units.
+//! Volumes that outlive a boot, by `/etc/capstan/volumes.toml`, without systemd: `tests/systemd`
+//! has the units.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
