@@ -27,6 +27,10 @@ pub(crate) struct Wait {
 
 /// What can be waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are few, and none where data goes"
+)]
 pub(crate) enum Awaited {
     Listener(PortId),
     Namespace(Nqn, u32),

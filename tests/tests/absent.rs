@@ -92,7 +92,7 @@ fn a_target_with_nothing_but_what_is_not_there_serves_it_when_it_is() {
 #[test]
 fn root_an_address_that_comes_later_is_listened_at_then() {
     if !geteuid().is_root() {
-        println!("SKIPPED: a network namespace of its own takes root");
+        eprintln!("SKIPPED: a network namespace of its own takes root");
         return;
     }
     let at: SocketAddr = "192.0.2.7:4420".parse().expect("an address");
