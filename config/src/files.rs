@@ -55,7 +55,9 @@ impl Texts {
         let ends = ends.chain([self.whole.len()]);
         self.starts.iter().zip(ends).map(|((start, _), end)| {
             let text = self.whole.get(*start..end).unwrap_or_default();
-            "\n".repeat(*start) + text
+            // A mark of the byte order is one at the head only.
+            let unmarked = text.strip_prefix('\u{feff}').unwrap_or(text);
+            "\n".repeat(end - unmarked.len()) + unmarked
         })
     }
 
@@ -133,9 +135,7 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
         error,
     };
     let entries = match fs::read_dir(folder) {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(Vec::new());
-        }
+        Err(_) if !folder.exists() => return Ok(Vec::new()),
         entries => entries.map_err(cannot_read)?,
     };
     let mut paths = Vec::new();
@@ -152,11 +152,9 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
             paths.push(path);
         }
         if paths.len() > limits::CONFIG_FILES_MAX {
-            let most = limits::CONFIG_FILES_MAX;
-            let words = format!(
-                "it has more than {most} files `*.toml`, expected {most} at most: put some of them together"
-            );
-            return Err(cannot_read(io::Error::other(words)));
+            return Err(ConfigError::TooManyFiles {
+                folder: folder.to_owned(),
+            });
         }
     }
     paths.sort();
@@ -297,10 +295,44 @@ mod tests {
         // One file has another table where the other has a list.
         let odd = [("target.toml", MAIN), ("target.d/a.toml", "listener = 3\n")];
         let said = wrong(&folder(&odd));
+        let words = "FOLDER/target.d/a.toml line 1: listener: is a list in another file; write [[listener]] here";
+        assert!(said.contains(words), "{said}");
+        let stray = "[[subsystem.namespace]]\nram = \"1MiB\"\n";
+        let stray = [("target.toml", DISK), ("target.d/a.toml", stray)];
+        let said = wrong(&folder(&stray));
+        assert!(said.contains("in the file of its [[subsystem]]"), "{said}");
+        // A mark of the byte order moves no line.
+        let marked = [
+            ("target.toml", MAIN),
+            ("target.d/a.toml", "\u{feff}\n[target]\nno = 1\n"),
+        ];
+        let said = wrong(&folder(&marked));
         assert!(
-            said.contains("FOLDER/target.d/a.toml line 1: listener"),
+            said.contains("FOLDER/target.d/a.toml line 3: target.no"),
             "{said}"
         );
+        let marked = [
+            ("target.d/a.toml", "\u{feff}# A\n"),
+            ("target.toml", MAIN),
+            ("target.d/b.toml", DISK),
+        ];
+        assert!(read(&folder(&marked)).is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_is_named() {
+        let many: Vec<_> = (0..65).map(|n| format!("target.d/{n}.toml")).collect();
+        let many: Vec<_> = many.iter().map(|name| (name.as_str(), "")).collect();
+        let said = wrong(&folder(&many));
+        assert!(
+            said.contains("FOLDER/target.d has more than 64 files"),
+            "{said}"
+        );
+        let file = tempfile::tempdir().unwrap();
+        fs::write(file.path().join("target.toml"), MAIN).unwrap();
+        fs::write(file.path().join("target.d"), "").unwrap();
+        let said = wrong(&file);
+        assert!(said.contains("FOLDER/target.d: Not a directory"), "{said}");
     }
 
     #[test]

@@ -48,6 +48,16 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
     },
+    /// A folder has more files than a configuration may have.
+    #[error(
+        "the folder {} has more than {most} files `*.toml`: put some of them together",
+        name(folder),
+        most = crate::limits::CONFIG_FILES_MAX
+    )]
+    TooManyFiles {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The file is not text.
     #[error(
         "the configuration {} is not UTF-8 text: byte {at} is invalid; is it the right file?",

@@ -175,19 +175,31 @@ impl Reader<'_> {
                 into.insert(key, value);
                 continue;
             };
-            match (known.get_mut(), value.into_inner()) {
+            let kind = match (known.get_mut(), value.into_inner()) {
                 (DeValue::Array(all), DeValue::Array(more)) => {
                     more.into_iter().for_each(|entry| all.push(entry));
+                    continue;
                 }
-                (DeValue::Table(table), DeValue::Table(more)) => self.merge(&field, table, more),
-                _ => {
-                    let kind = ProblemKind::Duplicate {
-                        value: key.get_ref().to_string(),
-                        first: self.texts.at(field.as_str(), Some(first)),
+                (DeValue::Table(table), DeValue::Table(more)) => {
+                    self.merge(&field, table, more);
+                    continue;
+                }
+                (DeValue::Array(_), other) => {
+                    let step = match (name, other) {
+                        ("subsystem", DeValue::Table(_)) => {
+                            "write [[subsystem.namespace]] in the file of its [[subsystem]]"
+                                .to_owned()
+                        }
+                        _ => format!("write [[{name}]] here"),
                     };
-                    self.report(field, &key.span(), kind);
+                    ProblemKind::WrongType(format!("is a list in another file; {step}"))
                 }
-            }
+                _ => ProblemKind::Duplicate {
+                    value: name.to_owned(),
+                    first: self.texts.at(field.as_str(), Some(first)),
+                },
+            };
+            self.report(field, &key.span(), kind);
         }
     }
 

@@ -119,8 +119,11 @@ impl Client {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
         let line = frame::ask(id, request);
-        let sent = self.stream.get_mut().write_all(line.as_bytes());
-        sent.map_err(|error| self.io(error))?;
+        match self.stream.get_mut().write_all(line.as_bytes()) {
+            // A target that takes no more connections has said so before it was asked.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            sent => sent.map_err(|error| self.io(error))?,
+        }
         let mut line = Vec::new();
         let limit = u64::try_from(ANSWER_BYTES_MAX).unwrap_or(u64::MAX);
         let read = (&mut self.stream).take(limit).read_until(b'\n', &mut line);
@@ -163,6 +166,21 @@ mod tests {
     use super::{CallError, Client};
     use crate::answer::LogLevel;
     use crate::{Failure, Kind, Levels, Request, frame};
+
+    #[test]
+    fn what_is_said_before_the_question_is_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let failure = Failure::new(Kind::Busy, "32 connections are being served");
+        let line = frame::answer(&serde_json::Value::Null, Err(&failure));
+        stream.write_all(line.as_bytes()).unwrap();
+        drop(stream);
+        let said = client.call(&Request::Status {}).unwrap_err().to_string();
+        assert!(said.contains("32 connections"), "{said}");
+    }
 
     #[test]
     fn answers_and_failures_come_back() {

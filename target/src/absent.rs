@@ -6,10 +6,11 @@ use std::fs::{self, File};
 use std::io;
 use std::net::UdpSocket;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use capstan_config::{Backing, Config, Listener, Namespace, Nqn};
+use capstan_exports::ExportSettings;
 use capstan_rdma::ProviderKind;
 use capstan_subsystem::PortId;
 use capstan_transport::tcp::NVME_TCP;
@@ -23,6 +24,8 @@ pub(crate) struct Wait {
     pub(crate) of: Awaited,
     pub(crate) why: String,
     pub(crate) since: Instant,
+    /// How often it was there and could not be served.
+    pub(crate) failures: u32,
 }
 
 /// What can be waited for.
@@ -49,46 +52,86 @@ impl fmt::Display for Awaited {
 }
 
 /// Marks what of `config` is on paths where nothing is: a target that starts goes on without it.
-pub fn take_out(config: &mut Config) {
+/// Says which exports these are, a line each; namespaces are told when they have their NSIDs.
+pub fn take_out(config: &mut Config) -> Vec<String> {
     for subsystem in &mut config.subsystems {
         let absent = subsystem
             .namespaces
             .extract_if(.., |of| missing_under(of).is_some());
         subsystem.absent.extend(absent);
     }
-    if let Some(nfs) = &mut config.nfs {
-        let absent = nfs.exports.extract_if(.., |of| missing(&of.path).is_some());
-        nfs.absent.extend(absent);
-    }
+    let Some(nfs) = &mut config.nfs else {
+        return Vec::new();
+    };
+    let mut told = Vec::new();
+    let absent = nfs.exports.extract_if(.., |of| {
+        let why = missing(&of.path);
+        told.extend(why.iter().map(|why| {
+            let path = &of.client_path;
+            format!("export {path}: {why}; its clients wait until it is there, and the others are served")
+        }));
+        why.is_some()
+    });
+    nfs.absent.extend(absent);
+    told
 }
 
-/// Marks of what `served` lacks already what is still not there.
-pub(crate) fn take_out_again(config: &mut Config, served: &Config) {
+/// Marks what `served` lacks as well: it comes alone, when it is there and can be served, and keeps
+/// no other change from being carried out. Returns the exports, by their paths for clients.
+pub(crate) fn keep_out(config: &mut Config, served: &Config) -> Vec<String> {
     for subsystem in &mut config.subsystems {
         let before = served.subsystems.iter().find(|of| of.nqn == subsystem.nqn);
-        let was_absent = |namespace: &Namespace| {
+        let was_absent = |namespace: &mut Namespace| {
             let mut absent = before.into_iter().flat_map(|of| &of.absent);
             absent.any(|of| of.backing == namespace.backing)
         };
-        let absent = subsystem
-            .namespaces
-            .extract_if(.., |of| was_absent(of) && missing_under(of).is_some());
+        let absent = subsystem.namespaces.extract_if(.., was_absent);
         subsystem.absent.extend(absent);
     }
-    if let Some(nfs) = &mut config.nfs {
-        let was_absent = |path: &Path| {
-            let mut absent = served.nfs.iter().flat_map(|nfs| &nfs.absent);
-            absent.any(|of| of.path == path)
-        };
-        let absent = nfs
-            .exports
-            .extract_if(.., |of| was_absent(&of.path) && missing(&of.path).is_some());
-        nfs.absent.extend(absent);
+    let Some(nfs) = &mut config.nfs else {
+        return Vec::new();
+    };
+    let was_absent = |export: &mut ExportSettings| {
+        let mut absent = served.nfs.iter().flat_map(|nfs| &nfs.absent);
+        absent.any(|of| of.path == export.path)
+    };
+    let absent: Vec<_> = nfs.exports.extract_if(.., was_absent).collect();
+    let paths = absent.iter().map(|of| of.client_path.clone()).collect();
+    nfs.absent.extend(absent);
+    paths
+}
+
+/// Why something that is waited for is still not there; `ports` are those of the listeners. An
+/// export is on a file system that answers.
+pub(crate) fn why_not_there(
+    awaited: &Awaited,
+    config: &Config,
+    ports: &[PortId],
+) -> Option<String> {
+    match awaited {
+        Awaited::Listener(port) => {
+            let mut listeners = config.listeners.iter().zip(ports);
+            let (listener, _) = listeners.find(|(_, id)| *id == port)?;
+            missing_at(listener)
+        }
+        Awaited::Namespace(nqn, nsid) => {
+            let subsystem = config.subsystems.iter().find(|of| of.nqn == *nqn)?;
+            let namespace = subsystem.absent.iter().find(|of| of.nsid == *nsid)?;
+            missing_under(namespace)
+        }
+        Awaited::Export(path) => missing(absent_export(config, path)?),
     }
 }
 
+/// The directory of an export that is waited for.
+pub(crate) fn absent_export<'c>(config: &'c Config, path: &str) -> Option<&'c PathBuf> {
+    let mut absent = config.nfs.iter().flat_map(|nfs| &nfs.absent);
+    let export = absent.find(|export| export.client_path == path)?;
+    Some(&export.path)
+}
+
 /// That nothing is where the blocks of a namespace are to be.
-pub(crate) fn missing_under(namespace: &Namespace) -> Option<String> {
+fn missing_under(namespace: &Namespace) -> Option<String> {
     match &namespace.backing {
         Backing::Path(path) => missing(path),
         Backing::Ram { .. } | Backing::Null { .. } => None,
@@ -96,7 +139,7 @@ pub(crate) fn missing_under(namespace: &Namespace) -> Option<String> {
 }
 
 /// That nothing is at this path, or a device that has no disk behind it.
-pub(crate) fn missing(path: &Path) -> Option<String> {
+fn missing(path: &Path) -> Option<String> {
     let found = fs::metadata(path).and_then(|metadata| {
         if metadata.file_type().is_block_device() {
             File::open(path)?;
@@ -137,7 +180,7 @@ mod tests {
 
     use capstan_config::Config;
 
-    use super::{missing, missing_at, take_out, take_out_again};
+    use super::{Awaited, keep_out, missing, missing_at, take_out, why_not_there};
 
     fn config(listener: &str, paths: &[&str]) -> Config {
         let mut toml = format!(
@@ -159,7 +202,7 @@ mod tests {
         let paths = [&later, &there].map(|path| path.to_str().unwrap());
         let written = config("127.0.0.1", &paths);
         let mut started = written.clone();
-        take_out(&mut started);
+        assert!(take_out(&mut started).is_empty());
         let nsids =
             |of: &[capstan_config::Namespace]| of.iter().map(|n| n.nsid).collect::<Vec<_>>();
         let of = &started.subsystems[0];
@@ -168,19 +211,16 @@ mod tests {
             (vec![2], vec![1])
         );
 
-        // A file that goes is missed by its host, and by a reload.
+        // What is served and goes stays where it is, and what was waited for comes alone.
         let mut again = written.clone();
         fs::remove_file(&there).unwrap();
-        take_out_again(&mut again, &started);
-        let of = &again.subsystems[0];
-        assert_eq!(
-            (nsids(&of.namespaces), nsids(&of.absent)),
-            (vec![2], vec![1])
-        );
-        let mut again = written;
+        assert!(keep_out(&mut again, &started).is_empty());
+        assert_eq!(again, started);
+        let nqn = started.subsystems[0].nqn.clone();
+        let awaited = Awaited::Namespace(nqn, 1);
+        assert!(why_not_there(&awaited, &again, &[]).is_some());
         fs::write(&later, [0; 4096]).unwrap();
-        take_out_again(&mut again, &started);
-        assert!(again.subsystems[0].absent.is_empty());
+        assert_eq!(why_not_there(&awaited, &again, &[]), None);
     }
 
     #[test]

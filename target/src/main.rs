@@ -118,9 +118,11 @@ fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {
     for line in answers::take_out_silent_exports(&mut config) {
         tracing::error!("{line}");
     }
-    // A person who has written options and no file is told at once.
+    // Options are written by hand, and a mistake in them is told at once.
     if written.path().is_some() {
-        absent::take_out(&mut config);
+        for line in absent::take_out(&mut config) {
+            tracing::error!("{line}");
+        }
     }
     let numbered = identities::numbered(&config);
     for warning in first_of(&room::check(&numbered, in_words_of(source))?) {

@@ -3,6 +3,7 @@
 mod save;
 mod show;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use capstan_control::answer::{
@@ -185,9 +186,12 @@ fn host(command: HostCommand, print: Print) -> anyhow::Result<()> {
 fn listener(command: ListenerCommand, print: Print) -> anyhow::Result<()> {
     match command {
         ListenerCommand::Add(For { what, to }) => {
+            // As `listener remove` and `listener list` have it.
+            let whole = what.address.parse::<SocketAddr>().ok();
+            let whole = whole.filter(|_| what.port.is_none());
             let add = AddListener {
-                address: what.address,
-                port: what.port,
+                address: whole.map_or(what.address, |whole| whole.ip().to_string()),
+                port: what.port.or_else(|| whole.map(|whole| whole.port())),
                 provider: what.provider,
                 transports: what.transports,
             };

@@ -14,7 +14,7 @@ use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Backing, Config, Namespace, Nqn, first_of};
 use capstan_subsystem::{BackendId, NamespaceConfig, PortId};
 
-use crate::absent::{Wait, take_out_again};
+use crate::absent::{Awaited, Wait, keep_out};
 use crate::answers;
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
@@ -66,6 +66,8 @@ enum Step {
     Whole,
     /// What is put back by the next step goes, and nothing comes.
     TakeOut,
+    /// A namespace comes that was waited for, and all else is as it was.
+    TakeIn,
 }
 
 /// What a reload has done, in words.
@@ -135,7 +137,8 @@ impl Served {
         &self.config
     }
 
-    /// Carries out what is different in `written`. Returns it in words.
+    /// Carries out what is different in `written`, and serves what is there now of what was waited
+    /// for. Returns it in words.
     ///
     /// # Errors
     /// Something cannot be opened, or the change needs a restart. Then
@@ -150,14 +153,32 @@ impl Served {
         for line in answers::take_out_silent_exports(&mut written) {
             tracing::error!("{line}");
         }
-        take_out_again(&mut written, &self.config);
+        let answering = keep_out(&mut written, &self.config);
+        let mut reloaded = self.carry_out_swapped(&written, control, reactors)?;
+        let answers = |awaited: &Awaited| match awaited {
+            Awaited::Export(path) => answering.contains(path),
+            Awaited::Listener(_) | Awaited::Namespace(..) => true,
+        };
+        match self.take_in_there(answers, control, reactors) {
+            0 => {}
+            come => reloaded.summary += &format!(", come that were waited for: {come}"),
+        }
+        Ok(reloaded)
+    }
+
+    fn carry_out_swapped(
+        &mut self,
+        written: &Config,
+        control: &Arc<ControlPlane>,
+        reactors: usize,
+    ) -> anyhow::Result<Reloaded> {
         control.look_at_media();
-        let swapped = self.swapped(&written, &control.media().elsewhere());
+        let swapped = self.swapped(written, &control.media().elsewhere());
         if swapped.is_empty() {
-            return self.carry_out(&written, control, reactors, Step::Whole);
+            return self.carry_out(written, control, reactors, Step::Whole);
         }
         let rest = self.rest(&swapped);
-        self.check_put_back(&written, &rest, &swapped, reactors)
+        self.check_put_back(written, &rest, &swapped, reactors)
             .context(
                 "files have exchanged their names, and could not all be put back once they were taken out; nothing was \
                  changed",
@@ -170,7 +191,7 @@ impl Served {
         for one in &swapped {
             tracing::info!("{}", one.in_words());
         }
-        let then = self.carry_out(&written, control, reactors, Step::Whole);
+        let then = self.carry_out(written, control, reactors, Step::Whole);
         let then = then.with_context(|| {
             format!(
                 "files had exchanged their names, and their namespaces were taken out ({}); they are not put back: a reload tries \
@@ -206,7 +227,7 @@ impl Served {
             |nqn: &Nqn, n: &Namespace| is_writable(nqn, n) && self.is_reopened(control, nqn, n);
         let is_opened = |nqn: &Nqn, n: &Namespace| is_added(nqn, n) || is_reopened(nqn, n);
         let warnings = wanted.check_machine_opening(is_opened)?;
-        // A configuration that nobody has written is not warned of.
+        // What is wrong with a configuration was said when it was read.
         for warning in first_of(&warnings).iter().filter(|_| step == Step::Whole) {
             tracing::warn!("{warning}");
         }
@@ -305,7 +326,6 @@ impl Served {
             tracing::info!("{}", one.in_words());
         }
         self.opened.follow(&wanted, is_added);
-        let again = exports::absent_and_served(&self.config, &wanted);
         let silent = exports::absent_and_served(&wanted, &self.config);
         if wanted.target.log != self.config.target.log {
             crate::log::set_level(wanted.target.log.as_str());
@@ -314,7 +334,7 @@ impl Served {
         self.wait_for_absent();
         let resized = control.look_at_media();
         let away = control.media().away();
-        for words in &away {
+        for words in away.iter().filter(|_| step == Step::Whole) {
             tracing::warn!("{words}");
         }
         let mut words = Vec::new();
@@ -327,13 +347,10 @@ impl Served {
         if moved > 0 {
             words.push(format!("exports whose paths lead elsewhere now: {moved}"));
         }
-        if again > 0 {
-            words.push(format!("exports that answer again: {again}"));
-        }
         if silent > 0 {
             words.push(format!("exports that do not answer any more: {silent}"));
         }
-        let of_exports = moved + again + silent;
+        let of_exports = moved + silent;
         let is_all = resized == 0 && away.is_empty() && of_exports == 0;
         if difference != Difference::default() || is_all {
             words.push(difference.to_string());

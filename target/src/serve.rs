@@ -83,7 +83,7 @@ pub fn serve(
     let runtime = rings::control(reactors(config))?;
     // Before anything is opened, as it may have to be there.
     let socket = socket::open(&socket::wanted(control_socket))?;
-    // A person who has written options and no file waits for an answer.
+    // Options are written by hand, and a mistake in them is told at once.
     let may_wait = written.path().is_some();
     let running = Running::start_with(config, may_wait, None)?;
     let (news, heard) = unbounded_channel();

@@ -131,7 +131,49 @@ fn root_an_address_that_comes_later_is_listened_at_then() {
     assert!(daemon.stop().success());
 }
 
-/// Whoever types a path waits for an answer.
+/// What comes and cannot be served is named, and keeps nothing else from being changed.
+#[test]
+fn what_comes_in_the_place_of_a_file_is_named_and_waited_out() {
+    let at = own_address();
+    let place = Steered::new(at, &["there.img", "later.img", "twin.img"]);
+    place.make("there.img");
+    let daemon = place.begin_under(&[]);
+    daemon.wait_for_log(&["listening at"]);
+    let why = |nsid: u32| {
+        let mut namespaces = place.namespaces().into_iter();
+        let namespace = namespaces
+            .find(|of| of.nsid == nsid)
+            .expect("it is configured");
+        namespace.waits.map(|waits| waits.why)
+    };
+    let says = |nsid: u32, words: &str| {
+        wait_until(words, || why(nsid).is_some_and(|why| why.contains(words)));
+    };
+    let later = place.path("later.img");
+    tool("mkfifo", &[utf8(&later)]);
+    fs::hard_link(place.path("there.img"), place.path("twin.img")).expect("a link");
+    says(2, "is a named pipe");
+    says(3, "is served as namespace 1");
+    for words in [&["reload"][..], &["log", "level", "debug"]] {
+        let done = place.run(words);
+        assert!(done.status.success(), "{done:?}");
+    }
+    says(2, "is a named pipe");
+
+    fs::remove_file(&later).expect("it goes");
+    says(2, "No such file or directory");
+    place.make("later.img");
+    fs::remove_file(place.path("twin.img")).expect("it goes");
+    place.make("twin.img");
+    // A reload does not wait for its time.
+    let reload = place.run(&["reload", "--discard"]);
+    assert!(reload.status.success(), "{reload:?}");
+    assert_eq!((why(2), why(3)), (None, None));
+    assert_eq!(daemon.count_log("namespace 2 of"), 3, "{:#?}", daemon.log());
+    assert!(daemon.stop().success());
+}
+
+/// A path that is typed by hand is answered at once.
 #[test]
 fn options_name_what_is_there() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -2,6 +2,7 @@
 //! itself may read its configuration and no more.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -31,15 +32,21 @@ fn save_one(file: &ConfigFile, overwrite: bool) -> anyhow::Result<Option<String>
         );
     };
     let path = Path::new(path);
-    let now = fs::read_to_string(path);
-    let now = now.with_context(|| format!("{}: cannot be read", path.display()))?;
-    if now == file.text {
+    let now = match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        now => Some(now.with_context(|| format!("{}: cannot be read", path.display()))?),
+    };
+    if now.as_ref() == Some(&file.text) {
         return Ok(None);
     }
-    if !overwrite && file.read.as_ref().is_some_and(|read| *read != now) {
+    if !overwrite && file.read.is_some() && file.read != now {
+        let how = match now {
+            Some(_) => "was changed, perhaps by another `capstan-target config save`,",
+            None => "was removed",
+        };
         bail!(
-            "{} was changed since the target has read it; `capstan-target config diff` shows what differs from what is served: \
-             `capstan-target reload --discard` takes the file, `capstan-target config save --overwrite` writes over it",
+            "{} {how} since the target has read it; `capstan-target config diff` shows what differs from what is served: \
+             `capstan-target reload --discard` takes what the files say, `capstan-target config save --overwrite` writes over that",
             path.display()
         );
     }
@@ -70,5 +77,10 @@ mod tests {
         save_one(&file("older"), true).unwrap().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(save_one(&file("older"), false).unwrap(), None);
+        fs::remove_file(&path).unwrap();
+        let refused = save_one(&file("new"), false).unwrap_err().to_string();
+        assert!(refused.contains("was removed since"), "{refused}");
+        save_one(&file("new"), true).unwrap().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
     }
 }

@@ -138,7 +138,8 @@ fn backing(of: &Namespace) -> String {
 }
 
 pub(super) fn hosts(all: &[Host]) -> String {
-    list(all, "no host may connect, and none is connected", |all| {
+    let nothing = "no host is listed, and none is connected; `capstan-target status` says where any host may connect";
+    list(all, nothing, |all| {
         let rows = all.iter().map(|host| {
             let how = if host.is_listed {
                 "listed"

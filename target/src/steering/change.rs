@@ -78,11 +78,15 @@ impl Steering {
 
     pub(super) fn add_namespace(&self, add: &AddNamespace) -> Result<Changed, Failure> {
         let backings = [("path", &add.path), ("ram", &add.ram), ("null", &add.null)];
-        let on = backings
-            .iter()
-            .filter_map(|(kind, of)| Some(format!(" --{kind} {}", of.as_ref()?)));
         let mut words = format!("namespace add {}", add.subsystem);
-        on.for_each(|on| words.push_str(&on));
+        for (kind, on) in backings {
+            // As the command has it.
+            words += &match on {
+                Some(path) if kind == "path" => format!(" {path}"),
+                Some(size) => format!(" {kind}:{size}"),
+                None => String::new(),
+            };
+        }
         self.change(words, |text, config| {
             let of = subsystem("subsystem", &add.subsystem, config)?;
             if let Some(nsid) = add.nsid

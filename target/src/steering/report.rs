@@ -196,7 +196,7 @@ impl Steering {
         };
         let saved = self.texts().saved(&now);
         let saved = saved.ok_or_else(|| {
-            let words = "the file says something else than what is served; `capstan-target config diff` shows what, `capstan-target config save` writes it";
+            let words = "the file says something else than what is served: it was changed, or what is served was, since it was written; `capstan-target config diff` shows what differs, `capstan-target config save` writes it";
             Failure::new(Kind::Refused, words)
         })?;
         Ok(Saved { saved })
