@@ -19,9 +19,10 @@ const PROCESS_FDS: u64 = 16;
 const REACTOR_FDS: u64 = 16;
 /// Threads of the process besides its reactors': the first, the two of the log, the one that has
 /// media looked at and the one that looks, the one that waits for a second signal, the one that
-/// reloads, the one that waits for the state folder and the one that says so, and one of the kernel
-/// for the ring of the first.
-const PROCESS_THREADS: u64 = 10;
+/// reloads, the two that carry requests of the control socket out, the one that looks for what is
+/// not there yet, the one that waits for the state folder and the one that says so, and one of the
+/// kernel for the ring of the first.
+const PROCESS_THREADS: u64 = 13;
 /// Threads of a reactor at least: its own, and two of the kernel for what its ring cannot do
 /// without waiting, which count as the process's. The kernel makes more while these wait for media.
 /// They have no bound of ours (`IORING_REGISTER_IOWQ_MAX_WORKERS` of io_uring_register(2)): a
