@@ -24,6 +24,7 @@ mod backing;
 mod budget;
 mod check;
 mod complete;
+mod error;
 mod files;
 mod identity;
 mod limits;
@@ -44,6 +45,7 @@ pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
 pub use ana::AnaState;
 pub use backing::{Backing, BackingError};
 pub use budget::{ADMIN_QUEUE_DEPTH, MemoryPlan, STRANGER_BYTES, STRANGERS_MAX};
+pub use error::ConfigError;
 pub use files::WrittenFile;
 pub use identity::{namespace_uuid, other_namespace_uuid};
 pub use limits::{
@@ -57,7 +59,7 @@ pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, Nfs, ProviderChoice,
     QueueBounds, Reactors, Subsystem, Target, Transports, WordError,
 };
-pub use problem::{At, ConfigError, Problem, ProblemDetails, ProblemKind, Problems, Warning};
+pub use problem::{At, Problem, ProblemDetails, ProblemKind, Problems, Warning};
 pub use quick::{QuickDirectory, QuickExport};
 pub use shown::{first_of, word_of};
 pub use size::{Size, SizeError};

@@ -3,15 +3,14 @@
 //! is, or nothing.
 
 use std::collections::HashMap;
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::mem;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Backing, Config, Namespace, Nqn, first_of};
+use capstan_config::{Config, Namespace, Nqn, first_of};
 use capstan_subsystem::{BackendId, NamespaceConfig, PortId};
 
 use crate::absent::{Awaited, Wait, keep_out};
@@ -28,12 +27,14 @@ use crate::ports::Ports;
 use crate::room;
 use altered::Reopened;
 use difference::{Difference, difference, find};
+use file_id::FileId;
 use replaced::Replaced;
 
 mod absent;
 mod altered;
 mod difference;
 mod exports;
+mod file_id;
 mod refused;
 mod replaced;
 mod swapped;
@@ -499,31 +500,6 @@ pub(crate) fn numbers_kept(written: &Config, wanted: &Config) -> impl Iterator<I
                 })
             })
     })
-}
-
-/// A device by its number, or a file by its device and inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum FileId {
-    Device(u64),
-    File(u64, u64),
-}
-
-impl FileId {
-    /// What a namespace's path leads to now.
-    fn of(namespace: &Namespace) -> Option<Self> {
-        let Backing::Path(path) = &namespace.backing else {
-            return None;
-        };
-        Some(Self::of_metadata(&fs::metadata(path).ok()?))
-    }
-
-    fn of_metadata(metadata: &Metadata) -> Self {
-        if metadata.file_type().is_block_device() {
-            Self::Device(metadata.rdev())
-        } else {
-            Self::File(metadata.dev(), metadata.ino())
-        }
-    }
 }
 
 /// Volumes whose losses the operator has cleared by the command are opened anew, which the kernel
