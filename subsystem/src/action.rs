@@ -13,6 +13,7 @@ use crate::ConnId;
 use crate::config::PortId;
 use crate::counters::NamespaceCounters;
 use crate::namespace::{BackendId, NamespaceTable};
+use crate::reservation::ReservationsToKeep;
 
 /// The target's name of one controller, never used twice (a CNTLID is).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -25,6 +26,10 @@ pub struct AbortId(pub(crate) u64);
 /// Names one flush.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FlushId(pub(crate) u64);
+
+/// Names reservations of a namespace that the driver puts on stable storage.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct KeepId(pub(crate) u64);
 
 /// Names one command that waits for commands of other queues: a Preempt and Abort, or a Set
 /// Features that write protects a namespace.
@@ -138,6 +143,16 @@ pub enum Action {
         flush: FlushId,
         /// The backends, each once.
         backends: Vec<BackendId>,
+    },
+    /// Put these on stable storage, behind those of earlier ones of these actions, or leave what is
+    /// there; and then, always, call
+    /// [`Target::handle_reservations_kept`](crate::Target::handle_reservations_kept). A namespace
+    /// that is added later with the same UUID gets them back ([`Persistence`](crate::Persistence)).
+    KeepReservations {
+        /// What to answer with.
+        keep: KeepId,
+        /// All that is to be kept of a namespace.
+        kept: ReservationsToKeep,
     },
     /// Write this to the log.
     Log(Event),

@@ -13,6 +13,7 @@ use capstan_nvme_proto::{rdma_sgl, tcp};
 
 use crate::bounds;
 use crate::namespace::{BackendId, Geometry, NamespaceIdentity};
+use crate::reservation::Persistence;
 
 /// Port Identifier: names a listener in the discovery log (PORTID).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -211,6 +212,9 @@ pub struct NamespaceConfig {
     /// Hosts have seen something else under this NSID. One that comes back from then may send
     /// commands before it looks: each association has to identify it before its I/O is taken.
     pub replaces: bool,
+    /// Whether reservations of it can persist through power loss, and those that have. Without a
+    /// UUID they cannot.
+    pub persistence: Persistence,
 }
 
 /// Why a configuration value was not accepted.

@@ -7,8 +7,8 @@ use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::features::{
     AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect,
     HostBehaviorSupport, HostIdentifier, NumberOfQueues, PowerManagement,
-    ReservationNotificationMask, ReservationPersistence, TemperatureThreshold, VolatileWriteCache,
-    WriteAtomicityNormal, WriteProtectionState,
+    ReservationNotificationMask, TemperatureThreshold, VolatileWriteCache, WriteAtomicityNormal,
+    WriteProtectionState,
 };
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use capstan_nvme_proto::status::Status;
@@ -255,6 +255,7 @@ impl Controller {
                     0
                 }
             }
+            // The current one is the subsystem's to say.
             FeatureId::RESERVATION_PERSISTENCE => {
                 self.feature_namespace(get.nsid)?;
                 0
@@ -374,15 +375,6 @@ impl Controller {
                     if set.nsid == NSID_BROADCAST || set.nsid == namespace.nsid {
                         self.notifications.set_mask(namespace.nsid, mask);
                     }
-                }
-            }
-            FeatureId::RESERVATION_PERSISTENCE => {
-                if ReservationPersistence::decode(value).persist_through_power_loss {
-                    return Err(invalid_value(
-                        "PTPL",
-                        value,
-                        "0 (RESCAP does not offer persistence through power loss)",
-                    ));
                 }
             }
             FeatureId::VOLATILE_WRITE_CACHE => {

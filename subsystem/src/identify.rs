@@ -38,9 +38,6 @@ const ANA_TRANSITION_SECONDS: u8 = 10;
 const VWC_NOT_PRESENT_BIT: u32 = 5;
 /// FRMW: one firmware slot, read only.
 const FRMW_ONE_READ_ONLY_SLOT: u8 = 1 << 1 | 1;
-/// RESCAP: every type, not through power loss.
-const RESERVATIONS: ReservationCapabilities =
-    ReservationCapabilities::all().difference(ReservationCapabilities::PERSIST_THROUGH_POWER_LOSS);
 /// NWPC: No Write Protect and Write Protect states, not the permanent ones.
 const NWPC_SUPPORTED: u8 = 1;
 /// Version of the NVM Command Set specification: 1.0, which belongs to NVMe Base 2.0.
@@ -323,7 +320,7 @@ fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
         ncap_lbas: geometry.lbas.into(),
         nuse_lbas: geometry.lbas.into(),
         nmic: NamespaceSharing::SHARED.bits(),
-        rescap: RESERVATIONS.bits(),
+        rescap: reservations(namespace).bits(),
         dlfeat: dlfeat.bits(),
         nvmcap_bytes: capacity_bytes(namespace).into(),
         mssrl_lbas: limits.mssrl_lbas.into(),
@@ -346,11 +343,21 @@ fn independent_namespace(namespace: &Namespace) -> IndependentIdentifyNamespace 
     wire!(IndependentIdentifyNamespace {
         nsfeat: u8::from(no_cache).wrapping_shl(VWC_NOT_PRESENT_BIT),
         nmic: NamespaceSharing::SHARED.bits(),
-        rescap: RESERVATIONS.bits(),
+        rescap: reservations(namespace).bits(),
         anagrpid: namespace.anagrpid.into(),
         nsattr: attributes(namespace).bits(),
         nstat: NamespaceStatus::READY.bits(),
     })
+}
+
+/// RESCAP: every type.
+fn reservations(namespace: &Namespace) -> ReservationCapabilities {
+    let mut capabilities = ReservationCapabilities::all();
+    capabilities.set(
+        ReservationCapabilities::PERSIST_THROUGH_POWER_LOSS,
+        namespace.persistent,
+    );
+    capabilities
 }
 
 fn attributes(namespace: &Namespace) -> NamespaceAttributes {

@@ -17,7 +17,8 @@
 //! 3. [`IoQueue::complete`] turns the permit and a status into the response capsule.
 //!
 //! A reservation command is a [`ControlCommand`] instead, executed by [`Target::execute_control`].
-//! Reservations belong to the subsystem, whichever controller they came through, and end with it.
+//! Reservations belong to the subsystem, whichever controller they came through, and end with it,
+//! but for what the driver keeps of them ([`Action::KeepReservations`]).
 //!
 //! # What it does not do
 //! Metadata and end-to-end protection, fused operations, namespace management, firmware update,
@@ -68,6 +69,7 @@ mod wire;
 
 pub use action::{
     AbortId, Action, Association, ControllerId, DisconnectReason, DrainId, Event, FenceId, FlushId,
+    KeepId,
 };
 pub use config::{
     ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
@@ -87,6 +89,9 @@ pub use io_queue::{
 pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, NamespaceTable};
 pub use queue::Permit;
 pub use refuse::{Refusal, RefuseReason};
+pub use reservation::{
+    InconsistentReservations, KeptReservations, Persistence, ReservationsToKeep,
+};
 pub use transitions::IllegalTransition;
 
 /// The driver's name of one transport connection, which is one queue. Never used twice.

@@ -60,6 +60,8 @@ pub struct Namespace {
     pub identity: NamespaceIdentity,
     /// ANA Group Identifier.
     pub anagrpid: u32,
+    /// Its reservations can persist through power loss.
+    pub(crate) persistent: bool,
     /// What this controller's host may do right now.
     pub(crate) gate: Arc<Gate>,
 }
@@ -73,7 +75,7 @@ impl Namespace {
     /// Whether nothing differs but the ANA group, of what a host could see or an I/O queue works
     /// with.
     fn is_same(&self, other: &Self) -> bool {
-        let key = |of: &Self| (of.backend, of.geometry, of.identity);
+        let key = |of: &Self| (of.backend, of.geometry, of.identity, of.persistent);
         key(self) == key(other)
     }
 }
@@ -203,6 +205,7 @@ pub(crate) mod tests {
             geometry: GEOMETRY,
             identity: NamespaceIdentity::default(),
             anagrpid: 1,
+            persistent: false,
             gate: Arc::default(),
         }
     }

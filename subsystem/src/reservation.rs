@@ -1,6 +1,8 @@
 //! Reservations of one namespace: who is registered, who holds it, and what that lets others do.
 //! NVMe Base 2.1, section 8.1.22, and sections 7.5 to 7.8 for the commands.
 
+mod persistence;
+
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
@@ -16,16 +18,26 @@ use capstan_nvme_proto::status::Status;
 use crate::bounds::REGISTRANTS_MAX;
 use crate::gate::Closed;
 
+pub use persistence::{
+    InconsistentReservations, KeptReservations, Persistence, ReservationsToKeep,
+};
+
 /// A host, as reservations know it: by its Host Identifier.
 pub(crate) type Host = [u8; 16];
 
 /// The reservation of one namespace, and its registrants.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Reservation {
     generation: u32,
     /// Reservation key of each registered host.
     registrants: BTreeMap<Host, u64>,
     held: Option<Held>,
+    /// RESCAP offers that it persists through power loss.
+    can_persist: bool,
+    /// It does: PTPLS.
+    persists: bool,
+    /// A reservation is taken to be there that is not known any more ([`Persistence::Unknown`]).
+    is_unknown: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +91,52 @@ fn conflict() -> CommandError {
 }
 
 impl Reservation {
+    /// Of a namespace that comes: what is known of it.
+    pub(crate) fn new(persistence: Persistence) -> Self {
+        let can_persist = persistence.is_supported();
+        let kept = match persistence {
+            Persistence::None | Persistence::Ready => {
+                return Self {
+                    can_persist,
+                    ..Self::default()
+                };
+            }
+            Persistence::Found(kept) if kept.check().is_ok() => kept,
+            Persistence::Found(_) | Persistence::Unknown => KeptReservations {
+                is_unknown: true,
+                ..KeptReservations::default()
+            },
+        };
+        Self {
+            generation: kept.generation,
+            registrants: kept.registrants,
+            held: kept.held.map(|(rtype, by)| Held { rtype, by }),
+            can_persist,
+            persists: true,
+            is_unknown: kept.is_unknown,
+        }
+    }
+
+    /// Whether it persists through power loss: PTPLS.
+    pub(crate) fn persists(&self) -> bool {
+        self.persists
+    }
+
+    /// Sets whether it does.
+    pub(crate) fn set_persists(&mut self, persists: bool) {
+        self.persists = persists && self.can_persist;
+    }
+
+    /// What is to be on stable storage of it; `None`: nothing.
+    pub(crate) fn to_keep(&self) -> Option<KeptReservations> {
+        self.persists.then(|| KeptReservations {
+            generation: self.generation,
+            held: self.held.map(|held| (held.rtype, held.by)),
+            registrants: self.registrants.clone(),
+            is_unknown: self.is_unknown,
+        })
+    }
+
     /// Generation counter: changes of registrants and preemptions.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
@@ -86,6 +144,9 @@ impl Reservation {
 
     /// Type of the reservation, [`ReservationType::NONE`] when there is none.
     pub(crate) fn rtype(&self) -> ReservationType {
+        if self.is_unknown {
+            return ReservationType::EXCLUSIVE_ACCESS;
+        }
         self.held.map_or(ReservationType::NONE, |held| held.rtype)
     }
 
@@ -108,6 +169,9 @@ impl Reservation {
     /// What the reservation keeps `host` from. NVMe Base 2.1, section 8.1.22 (Command Behavior
     /// in the Presence of a Reservation).
     pub(crate) fn closed_for(&self, host: &Host) -> Closed {
+        if self.is_unknown {
+            return Closed::RESERVED_FOR_WRITE.with(Closed::RESERVED_FOR_READ, true);
+        }
         let Some(Held { rtype, .. }) = self.held else {
             return Closed::default();
         };
@@ -124,7 +188,7 @@ impl Reservation {
         command: &ReservationRegister,
         data: &RegisterData,
     ) -> Result<Effects, CommandError> {
-        if command.change_ptpl == ChangePtpl::Set {
+        if command.change_ptpl == ChangePtpl::Set && !self.can_persist {
             return Err(CommandError::invalid_field(
                 "CPTPL",
                 43,
@@ -153,6 +217,11 @@ impl Reservation {
                 Some(_) | None,
             ) => return Err(conflict()),
         };
+        match command.change_ptpl {
+            ChangePtpl::NoChange => {}
+            ChangePtpl::Clear => self.persists = false,
+            ChangePtpl::Set => self.persists = true,
+        }
         self.generation = self.generation.wrapping_add(1);
         Ok(effects)
     }
@@ -216,6 +285,8 @@ impl Reservation {
         self.require_key(&host, data.crkey.get())?;
         let rtype = command.reservation_type;
         match command.action {
+            // Nobody can say whose it is; a Clear ends it.
+            _ if self.is_unknown => Err(conflict()),
             AcquireAction::Acquire => match self.held {
                 None => {
                     self.held = Some(Held { rtype, by: host });
@@ -323,6 +394,7 @@ impl Reservation {
                 };
                 self.registrants.clear();
                 self.held = None;
+                self.is_unknown = false;
                 self.generation = self.generation.wrapping_add(1);
                 Ok(effects)
             }

@@ -3,6 +3,7 @@
 //! Connects, admin commands and timers go through it; no I/O command does. What a call makes the
 //! controllers want ([`Action`]) is sent to the reactor that owns the connection it is about.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
@@ -22,6 +23,7 @@ use crate::listening::Listening;
 use crate::lost::{Lost, Noted, Said, What};
 use crate::media::{Change, Media};
 use crate::plan::Export;
+use crate::reservations::{Keeper, Reservations};
 use crate::unended::Unended;
 
 /// What one reactor asks of another.
@@ -91,6 +93,8 @@ pub(crate) struct ControlPlane {
     media: Media,
     allocations: Allocations,
     unended: Unended,
+    /// What keeps reservations.
+    keeper: OnceLock<Keeper>,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
@@ -105,6 +109,7 @@ impl ControlPlane {
             media: Media::default(),
             allocations: Allocations::default(),
             unended: Unended::default(),
+            keeper: OnceLock::new(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
     }
@@ -113,6 +118,19 @@ impl ControlPlane {
     pub(crate) fn set_reactors(&self, reactors: Vec<Sender<Message>>) {
         // A second call would be a bug of `serve`; the first list stays.
         let _ = self.reactors.set(reactors);
+    }
+
+    /// Keeps reservations that persist through power loss. Called once, before a host is there.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn keep_reservations(
+        self: &Arc<Self>,
+        reservations: &Reservations,
+    ) -> io::Result<()> {
+        // As of the reactors.
+        let _ = self.keeper.set(reservations.start(self)?);
+        Ok(())
     }
 
     /// The reactor for the next connection, which is to be the queue `qid`.
@@ -214,9 +232,16 @@ impl ControlPlane {
     }
 
     fn route(&self, action: Action) {
-        let reactor = match &action {
-            Action::Log(event) => {
+        let reactor = match action {
+            Action::Log(ref event) => {
                 log(event);
+                return;
+            }
+            Action::KeepReservations { keep, kept } => {
+                match self.keeper.get() {
+                    Some(keeper) => keeper.keep(keep, kept),
+                    None => tracing::error!("nothing keeps reservations: restart the target"),
+                }
                 return;
             }
             Action::Complete { conn, .. }
@@ -227,7 +252,7 @@ impl ControlPlane {
             | Action::FenceIo { conn, .. }
             | Action::TellOutstanding { conn }
             | Action::CompleteIo { conn, .. }
-            | Action::SetNamespaces { conn, .. } => reactor_of(*conn),
+            | Action::SetNamespaces { conn, .. } => reactor_of(conn),
             // Every reactor has every volume open, and a flush covers what all of them wrote.
             Action::Flush { .. } => 0,
         };

@@ -19,6 +19,7 @@ use capstan_subsystem::NamespaceIdentity;
 use uuid::Uuid;
 
 use crate::limits::{NAMESPACES_KEPT, NAMESPACES_TEXT_BYTES_MAX, RESERVE_BYTES_MORE};
+use crate::reservations::Reservations;
 use crate::state::Reserve;
 use crate::{instance, lba_size, state};
 use clash::{Of, one_nguid, one_uuid};
@@ -48,6 +49,7 @@ pub(crate) struct Identities {
     is_lost: bool,
     /// Room for the table where its file system is full.
     reserve: Option<Reserve>,
+    reservations: Reservations,
 }
 
 /// What is about to be shown, and what of.
@@ -98,6 +100,11 @@ impl Identities {
             {
                 if has_paths {
                     tracing::warn!("{}", Forgotten(&file, &error));
+                    tracing::warn!(
+                        "reservations do not persist through power loss, and those that have are not known, as {} cannot be \
+                         read: give the target a state folder of its own, or let it read and write that one",
+                        file.display()
+                    );
                 }
                 Ok(Self::in_folder(None, boot)?)
             }
@@ -107,6 +114,8 @@ impl Identities {
 
     fn in_folder(folder: Option<PathBuf>, boot: Uuid) -> Result<Self, Unreadable> {
         let mut all = Self {
+            // What is kept beside them has to last as they do.
+            reservations: Reservations::in_folder(folder.clone().filter(|folder| lasts(folder))),
             folder,
             table: Table::default(),
             boot,
@@ -140,6 +149,11 @@ impl Identities {
             }
         }
         Ok(())
+    }
+
+    /// What persists of reservations of namespaces with these identities.
+    pub(crate) fn reservations(&self) -> &Reservations {
+        &self.reservations
     }
 
     /// The instance of the machine.
@@ -426,6 +440,11 @@ impl Identities {
 fn depends(config: &Config) -> bool {
     let mut namespaces = config.subsystems.iter().flat_map(Subsystem::configured);
     namespaces.any(|n| n.backing.lasts() && n.uuid.is_none())
+}
+
+/// Whether what is written in a folder is there after the machine has started anew.
+fn lasts(folder: &Path) -> bool {
+    Lifetime::at(folder).is_ok_and(|lifetime| lifetime == Lifetime::Lasting)
 }
 
 /// Whether hosts know a namespace by what it is on, or by what the operator has chosen.

@@ -29,6 +29,7 @@ mod plan;
 mod ports;
 mod providers;
 mod reload;
+mod reservations;
 mod rings;
 pub mod room;
 mod scheduling;

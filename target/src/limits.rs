@@ -174,6 +174,13 @@ const _: () = {
     assert!(ADMIN_QUEUE_ENTRIES == ADMIN_QUEUE_DEPTH);
 };
 
+/// Bytes of the file of one namespace's reservations: 128 registrants (`REGISTRANTS_MAX`) of some
+/// 100 bytes each, a path of 4096 at most, and what is said of them.
+pub(crate) const RESERVATIONS_TEXT_BYTES_MAX: u64 = 64 << 10;
+const _: () = assert!(
+    RESERVATIONS_TEXT_BYTES_MAX as usize > capstan_subsystem::bounds::REGISTRANTS_MAX * 100 + 8192
+);
+
 #[cfg(test)]
 mod tests {
     use super::closing_sockets;

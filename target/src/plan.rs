@@ -11,9 +11,10 @@ use capstan_config::{
 use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_reactor::Clock;
-use capstan_storage::{Geometry, OpenError, Store, VolumeSpec};
+use capstan_storage::{Geometry, Lifetime, OpenError, Store, VolumeSpec};
 use capstan_subsystem::{
-    BackendId, HostPolicy, NamespaceConfig, PortId, SubsystemConfig, Target, TargetConfig,
+    BackendId, HostPolicy, NamespaceConfig, Persistence, PortId, SubsystemConfig, Target,
+    TargetConfig,
 };
 
 use crate::identities::{Identities, Identity};
@@ -22,6 +23,7 @@ use crate::io_path::discovery_controllers;
 use crate::lba_size::{LbaSizes, out_of_reach};
 use crate::limits::{IN_CAPSULE_BYTES, STRANGER_RECEIVES, UNFINISHED_TIMEOUT};
 use crate::listening::{AtStart, port_config};
+use crate::reservations::Named;
 use crate::unfinished;
 
 /// LBA size of RAM and null volumes that say nothing else, in bytes.
@@ -130,7 +132,13 @@ impl Opening<'_> {
         };
         let store = unfinished::wait(self.waits, prepare).with_context(cannot)?;
         let identity = self.identities.identity(subnqn, namespace, &store)?;
-        let shown = namespace_config(namespace, backend, store.geometry(), identity);
+        let persistence = self.persistence(subnqn, namespace, &store, &identity);
+        let shown = namespace_config(
+            namespace,
+            backend,
+            store.geometry(),
+            (identity, persistence),
+        );
         let lba_bytes = shown.geometry.lba_bytes;
         self.lba_sizes.remember(subnqn, namespace, lba_bytes);
         // Where the configuration says the LBA size, its check has said this already.
@@ -147,6 +155,30 @@ impl Opening<'_> {
             shown: shown.geometry,
         };
         Ok((export, shown))
+    }
+}
+
+impl Opening<'_> {
+    /// What persists through power loss has to be on something that does, and so has what it is
+    /// of: hosts that come back would not know the namespace otherwise.
+    fn persistence(
+        &self,
+        subnqn: &Nqn,
+        namespace: &Namespace,
+        store: &Store,
+        identity: &Identity,
+    ) -> Persistence {
+        match (&namespace.backing, identity.shown.uuid) {
+            (Backing::Path(path), Some(uuid)) if store.lifetime() == Lifetime::Lasting => {
+                let named = Named {
+                    subnqn: subnqn.clone(),
+                    nsid: namespace.nsid,
+                    path: path.clone(),
+                };
+                self.identities.reservations().found(uuid, named)
+            }
+            _ => Persistence::None,
+        }
     }
 }
 
@@ -254,7 +286,7 @@ fn namespace_config(
     namespace: &Namespace,
     backend: BackendId,
     geometry: Geometry,
-    Identity { shown, replaces }: Identity,
+    (Identity { shown, replaces }, persistence): (Identity, Persistence),
 ) -> NamespaceConfig {
     NamespaceConfig {
         nsid: namespace.nsid,
@@ -264,6 +296,7 @@ fn namespace_config(
         anagrpid: namespace.ana_group,
         visible_to: HostPolicy::Any,
         replaces,
+        persistence,
     }
 }
 

@@ -24,6 +24,7 @@ use crate::nfs::Files;
 use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, ana_states, host_policy, subsystem_config};
 use crate::ports::Ports;
+use crate::reservations::Reservations;
 use crate::room;
 use altered::Reopened;
 use difference::{Difference, difference, find};
@@ -294,7 +295,9 @@ impl Served {
         altered::watch(&difference, &reopened, control);
         let numbers = self.ports.in_order(&wanted.listeners);
         let ports = (&self.ports, &numbers[..]);
-        show(ports, &difference, (prepared, &reopened), control)?;
+        let reservations = self.identities.reservations();
+        let shown = (prepared, &reopened[..], reservations);
+        show(ports, &difference, shown, control)?;
         if !difference.listeners.is_empty() {
             offer(&self.ports, &wanted, control)?;
         }
@@ -565,7 +568,7 @@ fn offer(ports: &Ports, config: &Config, control: &ControlPlane) -> anyhow::Resu
 fn show(
     (ports, numbers): (&Ports, &[PortId]),
     difference: &Difference,
-    (prepared, reopened): (Vec<Prepared>, &[Reopened]),
+    (prepared, reopened, reservations): (Vec<Prepared>, &[Reopened], &Reservations),
     control: &ControlPlane,
 ) -> anyhow::Result<()> {
     control
@@ -586,9 +589,13 @@ fn show(
                 target.set_hosts(nqn, host_policy(access))?;
             }
             difference.show_altered(target, reopened, numbers)?;
-            prepared
-                .into_iter()
-                .try_for_each(|new| target.add_namespace(&new.subnqn, new.shown))
+            prepared.into_iter().try_for_each(|new| {
+                let mut shown = new.shown;
+                // A host may have changed those of a namespace that has just gone, since they were
+                // looked for.
+                reservations.refresh(shown.identity.uuid, &mut shown.persistence);
+                target.add_namespace(&new.subnqn, shown)
+            })
         })
         .context("the controllers do not take the change: restart the target")
 }

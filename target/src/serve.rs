@@ -210,6 +210,8 @@ impl Running {
             mailboxes.push(receiver);
         }
         control.set_reactors(senders);
+        let kept = control.keep_reservations(identities.reservations());
+        kept.context("no thread to keep reservations")?;
         // Before a host can ask for what a volume cannot promise.
         for export in exports.iter() {
             control.backend_opened(export);

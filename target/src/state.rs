@@ -119,6 +119,21 @@ pub(crate) fn write(folder: &Path, name: &str, text: &str) -> io::Result<()> {
     })
 }
 
+/// Removes a file there, for good. One that is not there is removed.
+///
+/// # Errors
+/// The file system's.
+pub(crate) fn remove(folder: &Path, name: &str) -> io::Result<()> {
+    let path = folder.join(name);
+    waits::told(&path, || {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        sync(folder)
+    })
+}
+
 /// Removes from the folder what processes that are gone had begun to write.
 pub(crate) fn remove_begun() {
     if let Some(folder) = folder() {

@@ -7,7 +7,9 @@ use capstan_nvme_proto::command::{AdminCommand, GetFeatures, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::fabrics::{FabricsCommand, PropertyGet, PropertySet};
-use capstan_nvme_proto::features::{FeatureId, HostBehaviorSupport};
+use capstan_nvme_proto::features::{
+    FeatureId, FeatureSelect, HostBehaviorSupport, ReservationPersistence,
+};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::transfer::DataTransfer;
@@ -547,6 +549,11 @@ impl Target {
             controller.check_set(set)?;
             return self.set_write_protection(set, execution);
         }
+        if set.fid == FeatureId::RESERVATION_PERSISTENCE {
+            let controller = self.controllers.get(&execution.id).ok_or_else(gone)?;
+            controller.check_set(set)?;
+            return self.set_persistence(set, execution);
+        }
         let io_queues = self.config.io_queues;
         let controller = self.controllers.get_mut(&execution.id).ok_or_else(gone)?;
         let dw0 = controller.set_feature(set, execution.data, io_queues, execution.now_us)?;
@@ -565,6 +572,16 @@ impl Target {
     ) -> Result<Executed, CommandError> {
         let controller = self.controllers.get(&execution.id).ok_or_else(gone)?;
         match controller.feature(get, self.config.io_queues)? {
+            FeatureValue::Dword(_)
+                if get.fid == FeatureId::RESERVATION_PERSISTENCE
+                    && get.select == FeatureSelect::CURRENT =>
+            {
+                let persist_through_power_loss = self.persists(execution.id, get.nsid);
+                let value = ReservationPersistence {
+                    persist_through_power_loss,
+                };
+                Ok(Executed::result(value.encode()))
+            }
             FeatureValue::Dword(dw0) => Ok(Executed::result(dw0)),
             FeatureValue::HostIdentifier => {
                 let hostid = controller.association.hostid.0;

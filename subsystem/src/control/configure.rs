@@ -10,6 +10,7 @@ use core::net::SocketAddr;
 use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::log::{AnaState, DiscoverySubsystemType, RdmaProviderType};
 use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::status::Status;
 
 use super::{Subsystem, Target};
 use crate::action::{Action, ControllerId, DisconnectReason};
@@ -19,6 +20,7 @@ use crate::config::{
 use crate::controller::ControllerKind;
 use crate::gate::Closed;
 use crate::namespace::{Geometry, Namespace, NamespaceTable};
+use crate::reservation::{Persistence, Reservation};
 
 impl Target {
     /// Adds a listener.
@@ -123,10 +125,13 @@ impl Target {
     /// # Errors
     /// When there is none.
     pub fn remove_subsystem(&mut self, subnqn: &Nqn) -> Result<(), ConfigError> {
-        let subsystem = self
+        let mut subsystem = self
             .subsystems
             .remove(subnqn)
             .ok_or_else(|| unknown_subsystem(subnqn))?;
+        for asker in subsystem.stop_all_changing() {
+            self.answer(asker, Status::INVALID_NAMESPACE_OR_FORMAT.dnr());
+        }
         self.end_where(DisconnectReason::SubsystemRemoved, |_, association| {
             association.subnqn == *subnqn
         });
@@ -172,7 +177,7 @@ impl Target {
     pub fn add_namespace(
         &mut self,
         subnqn: &Nqn,
-        config: NamespaceConfig,
+        mut config: NamespaceConfig,
     ) -> Result<(), ConfigError> {
         config.check()?;
         let subsystem = self.subsystem_mut(subnqn)?;
@@ -183,6 +188,15 @@ impl Target {
             });
         }
         subsystem.ana.count_change([config.anagrpid]);
+        // They are kept by it.
+        if config.identity.uuid.is_none() {
+            config.persistence = Persistence::None;
+        }
+        if config.persistence.is_supported() {
+            let found = core::mem::replace(&mut config.persistence, Persistence::Ready);
+            let reservation = Reservation::new(found);
+            subsystem.reservations.insert(config.nsid, reservation);
+        }
         subsystem.namespaces.insert(config.nsid, config);
         self.namespaces_changed(subnqn);
         Ok(())
@@ -204,6 +218,9 @@ impl Target {
         subsystem.counted_before.insert(nsid, counted);
         subsystem.protected.remove(&nsid);
         subsystem.reservations.remove(&nsid);
+        for asker in subsystem.stop_changing(nsid) {
+            self.answer(asker, Status::INVALID_NAMESPACE_OR_FORMAT.dnr());
+        }
         for id in self.controllers_of(subnqn) {
             if let Some(controller) = self.controllers.get_mut(&id) {
                 controller.notifications.forget(nsid);
@@ -348,6 +365,7 @@ impl Target {
                 geometry: namespace.geometry,
                 identity: namespace.identity,
                 anagrpid: namespace.anagrpid,
+                persistent: namespace.persistence.is_supported(),
                 gate: controller
                     .namespaces
                     .find(namespace.nsid)

@@ -186,6 +186,7 @@ impl Target {
         };
         self.drop_aborts(id);
         self.drop_flushes(id);
+        self.drop_settings(id);
         self.drop_fence(id);
         controller.shared.set_ready(false);
         if controller.ending.is_none() {

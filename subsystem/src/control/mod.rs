@@ -10,6 +10,7 @@ mod cross_reset;
 mod degraded;
 mod fence;
 mod flush;
+mod keep;
 mod lba_status;
 mod life;
 mod queue_sizes;
@@ -25,7 +26,7 @@ use core::net::IpAddr;
 use capstan_nvme_proto::nqn::Nqn;
 
 use crate::ConnId;
-use crate::action::{AbortId, Action, ControllerId, DrainId, FenceId, FlushId};
+use crate::action::{AbortId, Action, ControllerId, DrainId, FenceId, FlushId, KeepId};
 use crate::bounds::REFUSALS_KEPT;
 use crate::config::{
     ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
@@ -39,6 +40,7 @@ use abort::PendingAbort;
 use ana::AnaGroups;
 use fence::Fence;
 use flush::FlushFor;
+use keep::{Changing, Keep, Setting, SettingId};
 use reserve::{Lingering, PendingDrain};
 
 pub use admin::{AdminOutcome, AdminRequest, AdminStep};
@@ -82,6 +84,13 @@ pub struct Target {
     /// Backends whose medium refuses writes.
     refuses_writes: BTreeSet<BackendId>,
     next_flush: u64,
+    /// Namespaces whose reservations the driver puts on stable storage.
+    keeps: BTreeMap<KeepId, Keep>,
+    next_keep: u64,
+    /// Set Features commands that wait for that.
+    settings: BTreeMap<SettingId, Setting>,
+    /// I/O queues that are gone but for a change of reservations that is with the driver.
+    left_changing: BTreeSet<ConnId>,
     drains: BTreeMap<DrainId, PendingDrain>,
     next_drain: u64,
     /// Fences that are closed: of each controller one at most.
@@ -109,8 +118,10 @@ struct Subsystem {
     ana: AnaGroups,
     /// Namespaces that a host has write protected.
     protected: BTreeSet<u32>,
-    /// Reservations by NSID, of namespaces where a host ever registered.
+    /// Reservations by NSID, of namespaces where a host ever registered or that can persist theirs.
     reservations: BTreeMap<u32, Reservation>,
+    /// What they are about to become, when it is on stable storage.
+    changing: BTreeMap<u32, Changing>,
     /// Where the search for a free CNTLID starts: an identifier is used again as late as
     /// possible, so that a host with old knowledge does not meet another host's controller.
     next_cntlid: u16,
@@ -128,6 +139,7 @@ impl Subsystem {
             ana: AnaGroups::new(),
             protected: BTreeSet::new(),
             reservations: BTreeMap::new(),
+            changing: BTreeMap::new(),
             next_cntlid: 1,
             retired: BTreeMap::new(),
             counted_before: BTreeMap::new(),
@@ -171,6 +183,10 @@ impl Target {
             unsound: BTreeSet::new(),
             refuses_writes: BTreeSet::new(),
             next_flush: 1,
+            keeps: BTreeMap::new(),
+            next_keep: 1,
+            settings: BTreeMap::new(),
+            left_changing: BTreeSet::new(),
             drains: BTreeMap::new(),
             next_drain: 1,
             fences: BTreeMap::new(),
@@ -307,6 +323,10 @@ impl Target {
         self.assert_bounds(0);
         assert!(self.controllers.is_empty());
         assert!(self.aborts.is_empty() && self.drains.is_empty());
+        assert!(self.keeps.is_empty() && self.settings.is_empty());
+        assert!(self.left_changing.is_empty());
+        let mut subsystems = self.subsystems.values();
+        assert!(subsystems.all(|of| of.changing.is_empty()));
         assert!(self.lingering.is_empty() && self.fences.is_empty());
         assert!(self.flushes.values().all(FlushFor::is_for_subsystem));
         assert_eq!(self.next_deadline_us(), None);

@@ -10,13 +10,14 @@ use capstan_nvme_proto::command::IoCommand as WireCommand;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::reservation::{
-    AcquireAction, AcquireData, ExtendedRegistrant, RegisterData, ReleaseData, ReservationReport,
+    AcquireData, ExtendedRegistrant, RegisterData, ReleaseData, ReservationReport,
     ReservationStatusHeader,
 };
 use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
 use super::flush::WriteProtect;
+use super::keep::{Asker, Change, What};
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, DrainId};
@@ -46,8 +47,8 @@ pub(super) struct PendingDrain {
 /// What happens when a drain is over.
 #[derive(Debug)]
 pub(super) enum DrainFor {
-    /// A Preempt and Abort is answered: the I/O queue it arrived on, and its identifier.
-    Preempt { conn: ConnId, cid: u16 },
+    /// A Preempt and Abort is answered.
+    Preempt(Asker),
     /// Write protection goes on: nothing can change the namespace any more.
     WriteProtect(WriteProtect),
 }
@@ -114,25 +115,15 @@ impl Target {
         if let WireCommand::ReservationReport(report) = request.command {
             return self.report(&association.subnqn, &report, request.data_bytes(), out);
         }
-        let subsystem = self
-            .subsystems
-            .get_mut(&association.subnqn)
-            .filter(|subsystem| subsystem.namespaces.contains_key(&nsid))
-            .ok_or_else(gone)?;
-        let reservation = subsystem.reservations.entry(nsid).or_default();
-        let (effects, aborts) = match &request.command {
+        let what = match &request.command {
             WireCommand::ReservationRegister(register) => {
-                let data = RegisterData::parse(data_in)?;
-                (reservation.register(host, register, data)?, false)
+                What::Register(host, *register, *RegisterData::parse(data_in)?)
             }
             WireCommand::ReservationAcquire(acquire) => {
-                let data = AcquireData::parse(data_in)?;
-                let aborts = acquire.action == AcquireAction::PreemptAndAbort;
-                (reservation.acquire(host, acquire, data)?, aborts)
+                What::Acquire(host, *acquire, *AcquireData::parse(data_in)?)
             }
             WireCommand::ReservationRelease(release) => {
-                let data = ReleaseData::parse(data_in)?;
-                (reservation.release(host, release, data)?, false)
+                What::Release(host, *release, *ReleaseData::parse(data_in)?)
             }
             WireCommand::ReservationReport(_)
             | WireCommand::Flush(_)
@@ -145,19 +136,17 @@ impl Target {
             | WireCommand::Verify(_)
             | WireCommand::Copy(_) => return Err(gone()),
         };
-        Ok(self.spread(request, &association.subnqn, nsid, &effects, aborts))
+        let cid = request.permit.cid();
+        let by = Asker::Command { conn, cid };
+        let is_held = self.change(&association.subnqn, nsid, Change { by, what })?;
+        Ok(match is_held {
+            true => ControlOutcome::Held,
+            false => ControlOutcome::Complete(Status::SUCCESS),
+        })
     }
 
-    /// Makes the change take effect on every controller, notifies the hosts concerned, and for
-    /// Preempt and Abort begins to wait for the commands of the preempted.
-    fn spread(
-        &mut self,
-        request: &ControlCommand,
-        subnqn: &Nqn,
-        nsid: u32,
-        effects: &Effects,
-        aborts: bool,
-    ) -> ControlOutcome {
+    /// Makes the change take effect on every controller, and notifies the hosts concerned.
+    pub(super) fn spread(&mut self, subnqn: &Nqn, nsid: u32, effects: &Effects) {
         let controllers = self.controllers_of(subnqn);
         for id in &controllers {
             self.set_gates(*id);
@@ -165,20 +154,17 @@ impl Target {
         for id in &controllers {
             self.notify(*id, nsid, effects);
         }
-        if !aborts {
-            return ControlOutcome::Complete(Status::SUCCESS);
-        }
-        self.drain_preempted(request, subnqn, nsid, &effects.preempted)
     }
 
-    /// Begins to wait for the commands of hosts that were preempted, also of those that have left.
-    fn drain_preempted(
+    /// Begins to wait for the commands of hosts that were preempted, also of those that have left,
+    /// before a Preempt and Abort is answered. Returns whether there are any.
+    pub(super) fn drain_preempted(
         &mut self,
-        request: &ControlCommand,
+        by: Asker,
         subnqn: &Nqn,
         nsid: u32,
         preempted: &[Host],
-    ) -> ControlOutcome {
+    ) -> bool {
         let connected: BTreeSet<ConnId> = self
             .controllers
             .values()
@@ -198,20 +184,16 @@ impl Target {
             .map(|(conn, _)| *conn);
         let waiting: BTreeSet<ConnId> = connected.iter().copied().chain(left).collect();
         if waiting.is_empty() {
-            return ControlOutcome::Complete(Status::SUCCESS);
+            return false;
         }
-        let then = DrainFor::Preempt {
-            conn: request.permit.conn(),
-            cid: request.permit.cid(),
-        };
-        let drain = self.hold(then, waiting);
+        let drain = self.hold(DrainFor::Preempt(by), waiting);
         self.actions
             .extend(
                 connected
                     .into_iter()
                     .map(|conn| Action::DrainIo { conn, nsid, drain }),
             );
-        ControlOutcome::Held
+        true
     }
 
     /// Lets something wait for I/O queues, of which there is at least one.
@@ -253,11 +235,7 @@ impl Target {
             return;
         }
         match self.drains.remove(&drain).map(|pending| pending.then) {
-            Some(DrainFor::Preempt { conn, cid }) => self.actions.push_back(Action::CompleteIo {
-                conn,
-                cid,
-                status: Status::SUCCESS,
-            }),
+            Some(DrainFor::Preempt(by)) => self.answer(by, Status::SUCCESS),
             Some(DrainFor::WriteProtect(then)) => self.nothing_changes(then),
             None => {}
         }
@@ -266,15 +244,15 @@ impl Target {
     /// The I/O queue `conn` is going: no command of its own waits any more, but others may wait for
     /// what it left on a backend.
     pub(super) fn linger(&mut self, conn: ConnId, left: Lingering) {
-        self.drains.retain(
-            |_, pending| !matches!(pending.then, DrainFor::Preempt { conn: of, .. } if of == conn),
-        );
+        let is_of_it = |then: &DrainFor| matches!(then, DrainFor::Preempt(Asker::Command { conn: of, .. }) if *of == conn);
+        self.drains.retain(|_, pending| !is_of_it(&pending.then));
+        self.drop_changes_of_queue(conn);
         self.lingering.insert(conn, left);
     }
 
     /// The I/O queue `conn` is gone, and no backend has a command of it.
     pub(super) fn end_lingering(&mut self, conn: ConnId, now_us: u64) {
-        if self.lingering.remove(&conn).is_none() {
+        if self.lingers_for_changes(conn) || self.lingering.remove(&conn).is_none() {
             return;
         }
         let drains: Vec<DrainId> = self
@@ -336,7 +314,7 @@ impl Target {
             reservation.generation(),
             reservation.rtype(),
             count,
-            false,
+            reservation.persists(),
         );
         // Behind its end no data is transferred (NVMe Base 2.1, section 7.8, NUMD).
         let mut window = Window::new(0, out, usize::try_from(wanted_bytes).unwrap_or(0));
@@ -352,6 +330,15 @@ impl Target {
             window.put(entry.as_bytes());
         }
         Ok(ControlOutcome::Complete(Status::SUCCESS))
+    }
+
+    /// Whether a change of the reservations of `nsid`, as the I/O queue `conn` names it, waits for
+    /// stable storage.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_changing(&self, conn: ConnId, nsid: u32) -> bool {
+        let association = self.queue_association(conn);
+        let subsystem = association.and_then(|of| self.subsystems.get(&of.subnqn));
+        subsystem.is_some_and(|subsystem| subsystem.changing.contains_key(&nsid))
     }
 
     /// Host Identifier of the host whose queue `conn` is.

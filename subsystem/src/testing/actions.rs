@@ -69,6 +69,11 @@ pub enum HostAction {
         /// Whether it worked.
         succeeded: bool,
     },
+    /// The driver has put reservations on stable storage.
+    Kept {
+        /// Whether it worked.
+        succeeded: bool,
+    },
     /// A connection is gone.
     Disconnect {
         /// Which one, when this is small.
@@ -132,6 +137,8 @@ pub enum OperatorAction {
     AddNamespace {
         /// NSID, also out of bounds.
         nsid: u8,
+        /// Its reservations can persist.
+        persistent: bool,
     },
     /// The operator removes a namespace.
     RemoveNamespace {

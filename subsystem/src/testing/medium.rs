@@ -28,10 +28,13 @@ struct Executing {
     on_medium: bool,
 }
 
-/// A Preempt and Abort that waits, and what it waits for at least.
+/// A reservation command that waits.
 struct Held {
     permit: Permit,
+    /// Of a Preempt and Abort that has taken effect, what it waits for at least.
     before: Vec<u64>,
+    /// It waits for stable storage, and then may be refused.
+    is_kept: bool,
 }
 
 /// Commands that backends have, and those that wait for them.
@@ -202,11 +205,15 @@ impl Medium {
 
     /// A reservation command waits.
     pub(super) fn hold(&mut self, bench: &Bench, command: ControlCommand, before: &Preempting) {
-        assert!(before.registered.is_some());
+        let is_kept = bench
+            .target
+            .is_changing(command.permit.conn(), command.command.nsid());
+        assert!(is_kept || before.registered.is_some());
         let before = self.left_of(bench, &command, before);
         self.held.push(Held {
             permit: command.permit,
             before,
+            is_kept,
         });
     }
 
@@ -217,7 +224,7 @@ impl Medium {
             .iter()
             .position(|held| held.permit.conn() == conn && held.permit.cid() == cid)?;
         let held = self.held.swap_remove(at);
-        assert!(status.is_success());
+        assert!(held.is_kept || status.is_success());
         let early = self
             .executing
             .iter()

@@ -34,8 +34,9 @@ use zerocopy::IntoBytes;
 
 use crate::{
     AbortId, Action, AdminOutcome, AdminRequest, AdminStep, BackendId, ConnId, ConnectOutcome,
-    ConnectRequest, DisconnectReason, Drained, FlushId, Geometry, IoQueue, IoStep, PortConfig,
-    PortId, QueueSizes, RefuseReason, Target, TargetConfig, Transport,
+    ConnectRequest, DisconnectReason, Drained, FlushId, Geometry, IoQueue, IoStep, KeepId,
+    PortConfig, PortId, QueueSizes, RefuseReason, ReservationsToKeep, Target, TargetConfig,
+    Transport,
 };
 
 pub use actions::{
@@ -130,6 +131,8 @@ pub struct Bench {
     pub aborts: Vec<(ConnId, u16, AbortId)>,
     /// Flushes the target wants done.
     pub flushes: Vec<(FlushId, Vec<BackendId>)>,
+    /// Reservations that the target wants kept.
+    pub keeps: Vec<(KeepId, ReservationsToKeep)>,
     /// I/O queues whose outstanding commands the target wants in the log.
     pub outstanding_told: Vec<ConnId>,
     /// Held commands of I/O queues that the target wants completed.
@@ -198,6 +201,7 @@ impl Bench {
             disconnects: Vec::new(),
             aborts: Vec::new(),
             flushes: Vec::new(),
+            keeps: Vec::new(),
             outstanding_told: Vec::new(),
             controls: Vec::new(),
             log: Vec::new(),
@@ -260,6 +264,7 @@ impl Bench {
                     }
                 }
                 Action::Flush { flush, backends } => self.flushes.push((flush, backends)),
+                Action::KeepReservations { keep, kept } => self.keeps.push((keep, kept)),
                 Action::Log(event) => self.log.push(alloc::format!("{event}")),
             }
         }

@@ -21,6 +21,7 @@ use capstan_nvme_proto::rdma_sgl::{CapsuleData, CommandData};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
+use uuid::Uuid;
 
 use self::connects::{connect, connect_in_a_hurry};
 use super::actions::{ADMIN_OPCODES, HostAction, IO_OPCODES, OperatorAction};
@@ -29,7 +30,7 @@ use super::{Bench, GEOMETRY, host, namespace_config, subnqn};
 use crate::bounds::TRANSFER_MAX_BYTES;
 use crate::{
     AdminOutcome, AdminStep, ConnId, ControlOutcome, Geometry, HostPolicy, IoCommand, IoOperation,
-    IoStep, Permit,
+    IoStep, Permit, Persistence,
 };
 
 /// Numbers below this make happen what would else happen so often that nothing lives long.
@@ -113,6 +114,10 @@ pub fn run_host_actions(actions: &[HostAction]) -> Reached {
         }
     }
     settle(&mut bench, &mut model);
+    while !bench.keeps.is_empty() {
+        kept(&mut bench, true);
+        settle(&mut bench, &mut model);
+    }
     // A connection that is to be closed holds up a Preempt and Abort until it is.
     while let Some((conn, _)) = bench.disconnects.pop() {
         forget(&mut bench, &mut model, conn);
@@ -294,6 +299,7 @@ fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
                 bench.target.handle_flushed(flush, *succeeded, bench.now_us);
             }
         }
+        HostAction::Kept { succeeded } => kept(bench, *succeeded),
         HostAction::Disconnect { which } => {
             let live: Vec<ConnId> = model.outstanding.keys().copied().collect();
             if *which < RARE
@@ -309,6 +315,17 @@ fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
         }
         HostAction::Wait { ms } => bench.wait_us(u64::from(*ms).saturating_mul(1000)),
         HostAction::Configure(action) => configure(bench, action),
+    }
+}
+
+/// The driver answers for the oldest reservations that it was to put on stable storage.
+fn kept(bench: &mut Bench, succeeded: bool) {
+    if !bench.keeps.is_empty() {
+        let (keep, _) = bench.keeps.remove(0);
+        let now_us = bench.now_us;
+        bench
+            .target
+            .handle_reservations_kept(keep, succeeded, now_us);
     }
 }
 
@@ -451,8 +468,14 @@ fn configure(bench: &mut Bench, action: &OperatorAction) {
     let subnqn = subnqn();
     let target = &mut bench.target;
     let _refused = match *action {
-        OperatorAction::AddNamespace { nsid } => {
-            target.add_namespace(&subnqn, namespace_config(u32::from(nsid & 0xF)))
+        OperatorAction::AddNamespace { nsid, persistent } => {
+            let nsid = u32::from(nsid & 0xF);
+            let mut config = namespace_config(nsid);
+            if persistent {
+                config.identity.uuid = Some(Uuid::from_u128(nsid.into()));
+                config.persistence = Persistence::Ready;
+            }
+            target.add_namespace(&subnqn, config)
         }
         OperatorAction::RemoveNamespace { nsid } => {
             target.remove_namespace(&subnqn, u32::from(nsid & 0xF))

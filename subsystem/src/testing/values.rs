@@ -8,8 +8,8 @@ use capstan_nvme_proto::sgl::Sgl;
 
 use super::{GEOMETRY, PORT};
 use crate::{
-    BackendId, HostPolicy, NamespaceConfig, NamespaceIdentity, QueueSizes, SubsystemConfig,
-    Transport,
+    BackendId, HostPolicy, NamespaceConfig, NamespaceIdentity, Persistence, QueueSizes,
+    SubsystemConfig, Transport,
 };
 
 /// The NQN of the subsystem of [`Bench::new`](super::Bench::new).
@@ -86,6 +86,7 @@ pub fn namespace_config(nsid: u32) -> NamespaceConfig {
         anagrpid: 1,
         visible_to: HostPolicy::Any,
         replaces: false,
+        persistence: Persistence::None,
     }
 }
 

@@ -15,6 +15,7 @@ mod life;
 mod log_pages;
 mod namespaces;
 mod operations;
+mod persistence;
 mod replaced;
 mod reservations;
 mod shares;

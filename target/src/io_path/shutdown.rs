@@ -87,6 +87,8 @@ impl IoPath {
                 }
             }
             Action::Flush { flush, backends } => self.flush_backends(flush, &backends),
+            // The control plane has done it.
+            Action::KeepReservations { .. } => {}
             Action::Log(event) => tracing::info!("{event}"),
         }
     }
