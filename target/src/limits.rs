@@ -178,7 +178,7 @@ const _: () = {
 /// 100 bytes each, a path of 4096 at most, and what is said of them.
 pub(crate) const RESERVATIONS_TEXT_BYTES_MAX: u64 = 64 << 10;
 const _: () = assert!(
-    RESERVATIONS_TEXT_BYTES_MAX as usize > capstan_subsystem::bounds::REGISTRANTS_MAX * 100 + 8192
+    RESERVATIONS_TEXT_BYTES_MAX > capstan_subsystem::bounds::REGISTRANTS_MAX as u64 * 100 + 8192
 );
 
 #[cfg(test)]

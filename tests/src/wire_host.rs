@@ -2,6 +2,7 @@
 //! asked to, so that a test can let it hang.
 
 mod connect;
+mod identified;
 mod wire;
 
 use std::collections::HashMap;

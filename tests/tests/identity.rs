@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_nvme_proto::command::{
-    AdminCommand, Identify, IoCommand, LbaRange, SetFeatures, Write,
-};
+use capstan_nvme_proto::command::{AdminCommand, IoCommand, LbaRange, SetFeatures, Write};
 use capstan_nvme_proto::features::{FeatureId, HostBehaviorSupport};
 use capstan_nvme_proto::identify::Cns;
 use capstan_nvme_proto::sgl::Sgl;
@@ -139,24 +137,6 @@ fn write_at_once(host: &mut WireHost, nsid: u32) -> Status {
     cqe.status()
 }
 
-fn identify(host: &mut WireHost, nsid: u32, cns: Cns) {
-    let identify = Identify::new(cns, nsid);
-    let sqe = AdminCommand::Identify(identify).encode(0, Sgl::EMPTY);
-    let (cqe, _) = host.run(Queue::Admin, sqe, Data::Pushed(4096));
-    assert!(cqe.status().is_success(), "{cqe:?}");
-}
-
-/// What Linux reads of a namespace that it takes for its own.
-fn accept(host: &mut WireHost, nsid: u32) {
-    for cns in [
-        Cns::NAMESPACE_ID_DESCRIPTORS,
-        Cns::NAMESPACE,
-        Cns::NAMESPACE,
-    ] {
-        identify(host, nsid, cns);
-    }
-}
-
 fn is_to_be_tried_again(status: Status) -> bool {
     status.code() == Status::NAMESPACE_NOT_READY && !status.is_dnr()
 }
@@ -180,7 +160,7 @@ fn a_host_that_sends_before_it_looks_reaches_no_file_in_the_place_of_others() {
     assert!(is_to_be_tried_again(status), "{status:?}");
     // Another program with the same Host Identifier looks, and says nothing to this one.
     let mut other = WireHost::connect(place.at, 1);
-    accept(&mut other, 1);
+    other.accept(1);
     let status = write_at_once(&mut host, 1);
     assert!(is_to_be_tried_again(status), "{status:?}");
     drop(other);
@@ -223,17 +203,17 @@ fn a_host_that_sends_before_it_looks_reaches_no_file_in_the_place_of_others() {
         Cns::NAMESPACE_ID_DESCRIPTORS,
         Cns::NAMESPACE,
     ] {
-        identify(&mut host, 1, cns);
+        host.identify(1, cns);
         let status = write_at_once(&mut host, 1);
         assert!(is_to_be_tried_again(status), "{cns}: {status:?}");
     }
-    identify(&mut host, 1, Cns::NAMESPACE);
+    host.identify(1, Cns::NAMESPACE);
     let status = write_at_once(&mut host, 1);
     assert!(status.is_success(), "{status:?}");
     // Linux before 6.0 reads no more than this, whatever it decides.
     let mut older = WireHost::connect(place.at, 1);
     for cns in [Cns::NAMESPACE_ID_DESCRIPTORS, Cns::NAMESPACE] {
-        identify(&mut older, 1, cns);
+        older.identify(1, cns);
     }
     let looked = Instant::now();
     let status = loop {

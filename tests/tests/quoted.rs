@@ -64,7 +64,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 80] = [
+const STEPS: [(&str, Step); 82] = [
     (
         "systemctl restart capstan-target",
         Tool("it restarts a service of this machine"),
@@ -199,6 +199,14 @@ const STEPS: [(&str, Step); 80] = [
     ("nft list ruleset", Finds("not permitted")),
     ("nvme connect", In("tests/lab/guest", "nvme connect")),
     ("nvme gen-hostnqn", Looks),
+    (
+        "nvme resv-register",
+        Tool("it needs a disk of the kernel's NVMe host, as the lab has"),
+    ),
+    (
+        "nvme resv-release --rrela=1",
+        Tool("it needs a disk of the kernel's NVMe host, as the lab has"),
+    ),
     (
         "nvme resv-report",
         Tool("it needs a disk of the kernel's NVMe host, as the lab has"),
@@ -550,7 +558,7 @@ fn the_library_names_no_option_and_no_command_of_capstan() {
 }
 
 /// Options of other programs that messages name.
-const FOREIGN_OPTIONS: [&str; 32] = [
+const FOREIGN_OPTIONS: [&str; 33] = [
     "--now",
     "--parents",
     "--detach",
@@ -574,6 +582,7 @@ const FOREIGN_OPTIONS: [&str; 32] = [
     "--pids-limit",
     "--probe",
     "--raw",
+    "--rrela",
     "--scan",
     "--set-capacity",
     "--show",

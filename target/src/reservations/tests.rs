@@ -39,7 +39,9 @@ fn kept(rtype: u8) -> KeptReservations {
 }
 
 fn write(folder: &Path, state: Option<KeptReservations>) -> bool {
-    reservations(folder).write(NAMESPACE, &state)
+    let all = reservations(folder);
+    all.found(NAMESPACE, named());
+    all.write(NAMESPACE, &state)
 }
 
 /// What a namespace has that comes in the place of one with its UUID.
