@@ -63,7 +63,7 @@ pub use problem::{At, Problem, ProblemDetails, ProblemKind, Problems, Warning};
 pub use quick::{QuickDirectory, QuickExport};
 pub use shown::{first_of, word_of};
 pub use size::{Size, SizeError};
-pub use written::{EditError, Entry, EntryValue, Written};
+pub use written::{EditError, Entry, EntryValue, Through, Written};
 
 impl Config {
     /// Parses and checks the text of a configuration file, without a look at the machine.

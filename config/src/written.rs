@@ -1,6 +1,8 @@
 //! The text of a configuration, and changes of it that leave all else as it is: comments, order and
 //! blanks. What a change makes of the text is checked as a file is.
 
+mod ana;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +11,8 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Tab
 use crate::files::{self, WrittenFile};
 use crate::listen::parse_address;
 use crate::{Backing, Config, ConfigError, DEFAULT_PORT, Nqn, Size, Subsystem};
+
+pub use ana::Through;
 
 /// The texts of a configuration and the files that they are in: one at least.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -38,8 +38,23 @@ pub struct Status {
     pub nfs: Option<Nfs>,
     /// Associations of hosts, those of discovery left out.
     pub connections: usize,
+    /// Seconds since it takes no connections, where it was drained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drained_s: Option<u64>,
     /// What is not as it should be, a line each.
     pub trouble: Vec<String>,
+}
+
+/// Whether connections are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drained {
+    /// Whether none are.
+    pub drained: bool,
+    /// Associations of hosts that are still there.
+    pub connections: usize,
+    /// Seconds until they are ended, where none are taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_s: Option<u64>,
 }
 
 /// The configuration of a target, and what was changed since it was read.
@@ -122,6 +137,28 @@ pub struct Namespace {
     /// What it waits for, where it is not served yet: its size is 0 then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<Waits>,
+}
+
+/// An ANA group of a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnaGroup {
+    /// The subsystem's NQN.
+    pub subsystem: String,
+    /// ANA Group Identifier.
+    pub group: u32,
+    /// NSIDs of its namespaces.
+    pub namespaces: Vec<u32>,
+    /// Its states, one by each listener.
+    pub paths: Vec<AnaPath>,
+}
+
+/// What hosts may do with the namespaces of an ANA group by a listener.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnaPath {
+    /// Address and port of the listener.
+    pub listener: String,
+    /// `optimized`, `non-optimized`, `inaccessible`, `persistent-loss` or `change`.
+    pub state: String,
 }
 
 /// Counts of I/O.

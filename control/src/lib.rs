@@ -21,8 +21,8 @@ mod request;
 pub use client::{CallError, Client};
 pub use failure::{Failure, Kind};
 pub use request::{
-    AddExport, AddListener, AddNamespace, AddSubsystem, ConfigForm, DisconnectWhich, Levels,
-    NamespacePlace, Request, ResizeNamespace,
+    AddExport, AddListener, AddNamespace, AddSubsystem, AnaPlace, ConfigForm, DisconnectWhich,
+    Drain, Levels, NamespacePlace, Request, ResizeNamespace, SetAna, SetNamespace,
 };
 
 /// The protocol's version. It changes when an answer loses a field or a request means something

@@ -34,6 +34,12 @@ pub enum Request {
         #[serde(default)]
         discard: bool,
     },
+    /// Take no connections and end those that are there when their commands have ended, or take
+    /// connections again: [`answer::Drained`].
+    ///
+    /// [`answer::Drained`]: crate::answer::Drained
+    #[serde(rename = "drain")]
+    Drain(Drain),
     /// Tell, or change until the end, what is logged: [`answer::LogLevel`].
     ///
     /// [`answer::LogLevel`]: crate::answer::LogLevel
@@ -96,6 +102,30 @@ pub enum Request {
     /// [`answer::Changed`]: crate::answer::Changed
     #[serde(rename = "namespace.resize")]
     NamespaceResize(ResizeNamespace),
+    /// Change a namespace while hosts use it: [`answer::Changed`].
+    ///
+    /// [`answer::Changed`]: crate::answer::Changed
+    #[serde(rename = "namespace.set")]
+    NamespaceSet(SetNamespace),
+    /// Give an ANA group a state: [`answer::Changed`].
+    ///
+    /// [`answer::Changed`]: crate::answer::Changed
+    #[serde(rename = "ana.set")]
+    AnaSet(SetAna),
+    /// Say nothing of an ANA group any more, which is optimized then: [`answer::Changed`].
+    ///
+    /// [`answer::Changed`]: crate::answer::Changed
+    #[serde(rename = "ana.remove")]
+    AnaRemove(AnaPlace),
+    /// ANA groups with their states: a list of [`answer::AnaGroup`].
+    ///
+    /// [`answer::AnaGroup`]: crate::answer::AnaGroup
+    #[serde(rename = "ana.show")]
+    AnaShow {
+        /// The subsystem's NQN; all without one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        subsystem: Option<String>,
+    },
     /// Let a host connect to a subsystem: [`answer::Changed`].
     ///
     /// [`answer::Changed`]: crate::answer::Changed
@@ -180,6 +210,18 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
     },
+}
+
+/// Whether connections are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Drain {
+    /// Seconds until those that are left are ended; 5 without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_s: Option<u64>,
+    /// Whether connections are taken again instead.
+    #[serde(default)]
+    pub off: bool,
 }
 
 /// How severe a line has to be to be logged.
@@ -267,6 +309,22 @@ pub struct NamespacePlace {
     pub nsid: u32,
 }
 
+/// A namespace and what it is to be: all that each field says, where it is there. At least one is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetNamespace {
+    /// The subsystem's NQN.
+    pub subsystem: String,
+    /// NSID.
+    pub nsid: u32,
+    /// Whether writes are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
+    /// ANA Group Identifier, 1 to 128.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ana_group: Option<u32>,
+}
+
 /// A namespace and the size that it is to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -277,6 +335,34 @@ pub struct ResizeNamespace {
     pub nsid: u32,
     /// The size, such as `2GiB`.
     pub size: String,
+}
+
+/// An ANA group, and the state that it is to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetAna {
+    /// The subsystem's NQN.
+    pub subsystem: String,
+    /// ANA Group Identifier.
+    pub group: u32,
+    /// `optimized`, `non-optimized`, `inaccessible`, `persistent-loss` or `change`.
+    pub state: String,
+    /// By these listeners, ADDRESS:PORT as they are listed; by all without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub listeners: Vec<String>,
+}
+
+/// An ANA group, as hosts have it by some listeners.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnaPlace {
+    /// The subsystem's NQN.
+    pub subsystem: String,
+    /// ANA Group Identifier.
+    pub group: u32,
+    /// By these listeners, ADDRESS:PORT as they are listed; by all without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub listeners: Vec<String>,
 }
 
 /// A listener that is to come.

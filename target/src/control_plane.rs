@@ -54,6 +54,13 @@ pub(crate) enum Message {
     TimerMoved,
     /// Take no more connections, let commands end, then stop.
     Drain,
+    /// Take no more connections, and end those that are there when their commands have ended.
+    LetGo {
+        /// Those that are left then are ended, in microseconds.
+        by_us: u64,
+    },
+    /// Take connections again.
+    TakeIn,
 }
 
 /// Which bits of a [`ConnId`] name the reactor.

@@ -83,6 +83,8 @@ pub(crate) const STALLED_LOOKS: u32 = 20;
 pub(crate) const STALLED_LOOKS_WHILE_OTHERS_WAIT: u32 = 4;
 /// How long SIGTERM waits for commands in flight, in microseconds.
 pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
+/// The longest that an operator lets hosts go in (`drain --within`), in seconds.
+pub(crate) const DRAIN_WITHIN_S_MAX: u64 = 3600;
 /// How long it waits for all of that: a storage operation that hangs must not keep the process for
 /// ever. Below TimeoutStopSec= of capstan-target.service, 30 s.
 pub(crate) const STOP_TIMEOUT_US: u64 = 4 * DRAIN_TIMEOUT_US;

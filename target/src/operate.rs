@@ -5,23 +5,30 @@ mod show;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use capstan_control::answer::{
-    Changed, ConfigDiff, ConfigText, Connection, Disconnected, Ending, Export, Host, Listener,
-    LogLevel, Refused, Status, Subsystem,
+    AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
+    Host, Listener, LogLevel, Refused, Status, Subsystem,
 };
 use capstan_control::{
-    AddExport, AddListener, AddNamespace, AddSubsystem, Client, ConfigForm, DisconnectWhich,
-    Levels, NamespacePlace, Request, ResizeNamespace,
+    AddExport, AddListener, AddNamespace, AddSubsystem, AnaPlace, Client, ConfigForm,
+    DisconnectWhich, Drain, Levels, NamespacePlace, Request, ResizeNamespace, SetAna, SetNamespace,
 };
 use serde::de::DeserializeOwned;
 
 use crate::cli::Output;
 use crate::cli::steer::{
-    ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand, ListenerCommand, LogCommand,
-    NamespaceAdd, NamespaceCommand, Operation, SubsystemCommand, To,
+    self, AnaCommand, ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand,
+    ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Operation, SubsystemCommand, To,
 };
 use crate::steering::socket;
+
+/// How often a target that is drained is looked at.
+const DRAIN_LOOKS: Duration = Duration::from_millis(100);
+/// How long hosts may be there behind the time that they were given: what storage has is waited for.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Prints lines on stdout.
 pub type Print = fn(&str) -> anyhow::Result<()>;
@@ -41,8 +48,10 @@ pub fn run(operation: Operation, print: Print) -> anyhow::Result<()> {
             let discard = of.what.discard;
             ask::<Ending>(&of.to, &Request::Stop { discard }, print, show::ending)
         }
+        Operation::Drain(of) => drain(&of.what, &of.to, print),
         Operation::Subsystem(command) => subsystem(command, print),
         Operation::Namespace(command) => namespace(command, print),
+        Operation::Ana(command) => ana(command, print),
         Operation::Host(command) => host(command, print),
         Operation::Listener(command) => listener(command, print),
         Operation::Export(command) => export(command, print),
@@ -96,6 +105,30 @@ fn change(to: &To, request: &Request, print: Print) -> anyhow::Result<()> {
     ask::<Changed>(to, request, print, show::changed)
 }
 
+/// Waits until the hosts are gone: it is for what comes behind it.
+fn drain(what: &steer::Drain, to: &To, print: Print) -> anyhow::Result<()> {
+    let mut client = connect(to)?;
+    let request = Request::Drain(Drain {
+        within_s: what.within,
+        off: what.off,
+    });
+    let mut drained: Drained = client.ask(&request)?;
+    if let Some(within_s) = drained.within_s {
+        let deadline = Instant::now() + Duration::from_secs(within_s) + DRAIN_PATIENCE;
+        while drained.drained && drained.connections > 0 && Instant::now() < deadline {
+            thread::sleep(DRAIN_LOOKS);
+            let status: Status = client.ask(&Request::Status {})?;
+            drained.connections = status.connections;
+            // Another command may have taken them in again.
+            drained.drained = status.drained_s.is_some();
+        }
+    }
+    match to.output {
+        Output::Json => print(&serde_json::to_string_pretty(&drained)?),
+        Output::Normal => print(&show::drained(&drained)),
+    }
+}
+
 fn subsystem(command: SubsystemCommand, print: Print) -> anyhow::Result<()> {
     match command {
         SubsystemCommand::Add(For { what, to }) => {
@@ -138,6 +171,15 @@ fn namespace(command: NamespaceCommand, print: Print) -> anyhow::Result<()> {
             };
             change(&to, &Request::NamespaceResize(resize), print)
         }
+        NamespaceCommand::Set(For { what, to }) => {
+            let set = SetNamespace {
+                subsystem: what.subsystem,
+                nsid: what.nsid,
+                read_only: what.read_only,
+                ana_group: what.ana_group,
+            };
+            change(&to, &Request::NamespaceSet(set), print)
+        }
     }
 }
 
@@ -162,6 +204,34 @@ fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
         Backing::Null { size_bytes } => add.null = Some(size_bytes.to_string()),
     }
     Ok(add)
+}
+
+fn ana(command: AnaCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        AnaCommand::Set(For { what, to }) => {
+            let set = SetAna {
+                subsystem: what.subsystem,
+                group: what.group,
+                state: what.state,
+                listeners: what.listeners,
+            };
+            change(&to, &Request::AnaSet(set), print)
+        }
+        AnaCommand::Remove(For { what, to }) => {
+            let place = AnaPlace {
+                subsystem: what.subsystem,
+                group: what.group,
+                listeners: what.listeners,
+            };
+            change(&to, &Request::AnaRemove(place), print)
+        }
+        AnaCommand::Show(For { what, to }) => {
+            let request = Request::AnaShow {
+                subsystem: what.nqn,
+            };
+            ask::<Vec<AnaGroup>>(&to, &request, print, |all| show::ana(all))
+        }
+    }
 }
 
 fn host(command: HostCommand, print: Print) -> anyhow::Result<()> {

@@ -7,15 +7,17 @@
 //! - [`socket`]: its place and its permissions;
 //! - `conversation`: requests and answers on it, on the control thread;
 //! - `work`: the threads that carry requests out, and never a reactor;
-//! - `change`, `texts`: changes, and the texts that they are made in;
+//! - `change`, `ana`, `texts`: changes, and the texts that they are made in;
 //! - `absent`: the thread that looks for what is not there yet;
-//! - `at_once`: what is done and is in no text;
+//! - `at_once`, `drain`: what is done and is in no text;
 //! - `report`: what is told.
 
 mod absent;
+mod ana;
 mod at_once;
 mod change;
 mod conversation;
+mod drain;
 mod report;
 pub(crate) mod socket;
 mod texts;
@@ -63,6 +65,8 @@ pub(crate) struct Steering {
     is_without_nfs: bool,
     nfs_addresses: Vec<String>,
     started: Instant,
+    /// Since when it takes no connections.
+    drained: Mutex<Option<Instant>>,
     news: UnboundedSender<News>,
 }
 
@@ -114,6 +118,7 @@ impl Steering {
             is_without_nfs: parts.is_without_nfs,
             nfs_addresses: parts.nfs_addresses,
             started: Instant::now(),
+            drained: Mutex::new(None),
             news: parts.news,
         }
     }
@@ -161,6 +166,9 @@ impl Steering {
         match served.waits().len() {
             0 => {}
             waits => status = format!("{status}; waited for: {waits}"),
+        }
+        if self.drained_for().is_some() {
+            status = format!("drained, takes no connections; {status}");
         }
         match texts.unsaved().len() {
             0 => {}

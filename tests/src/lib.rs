@@ -16,6 +16,7 @@ pub mod raw_tcp;
 pub mod running;
 pub mod scene;
 pub mod steered;
+pub mod steered_volume;
 pub mod target;
 pub mod tcp_host;
 pub mod wait;

@@ -3,108 +3,30 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use capstan_control::answer::{
-    Changed, ConfigDiff, Connection, Host, Listener, LogLevel, Refused, Status, Subsystem,
+    ConfigDiff, Connection, Host, Listener, LogLevel, Refused, Status, Subsystem,
 };
 use capstan_control::{
-    AddListener, AddNamespace, AddSubsystem, CallError, Client, Failure, Kind, Levels,
-    NamespacePlace, Request, ResizeNamespace,
+    AddListener, AddNamespace, AddSubsystem, Client, Kind, Levels, NamespacePlace, Request,
+    ResizeNamespace,
 };
 use capstan_initiator::Controller;
 use capstan_tests::host::options;
 use capstan_tests::place::volume;
-use capstan_tests::program::{Daemon, own_address, program, signal, utf8};
+use capstan_tests::program::{own_address, program, signal, utf8};
+use capstan_tests::steered_volume::{SteeredVolume, change, refused, said, serve};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tempfile::TempDir;
-
-/// A target with one namespace on a file, in a folder of its own.
-struct Steered {
-    folder: TempDir,
-    at: SocketAddr,
-    daemon: Daemon,
-}
-
-impl Steered {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let at = own_address();
-        let image = folder.path().join("1.img");
-        fs::write(&image, vec![0; 1 << 20]).expect("an image");
-        let toml = format!(
-            "# Kept as it is.\n[target]\nreactors = 2\nmemory_budget = \"64MiB\"\n\n[[listener]]\naddress = \"{}\"   # here\n\
-             port = {}\nprovider = \"iwarp\"\n\n[[subsystem]]\nnqn = \"{SUBNQN}\"\n\
-             allowed_hosts = [\"nqn.2026-11.org.example:host-1\"]\n\n[[subsystem.namespace]]\npath = \"{}\"\n",
-            at.ip(),
-            at.port(),
-            image.display()
-        );
-        fs::write(folder.path().join("target.toml"), toml).expect("a configuration");
-        let daemon = serve(folder.path());
-        Self { folder, at, daemon }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn config(&self) -> String {
-        fs::read_to_string(self.path("target.toml")).expect("the configuration")
-    }
-
-    fn client(&self) -> Client {
-        let mut client = Client::connect(&self.path("control.sock")).expect("connects");
-        let patience = Some(Duration::from_secs(20));
-        client.set_timeout(patience).expect("a timeout");
-        client
-    }
-
-    fn connect(&self) -> Controller {
-        let mut options = options(self.at, 1);
-        options.reconnect_delay = Duration::from_millis(200);
-        Controller::connect(options).expect("connects")
-    }
-
-    /// `capstan-target ARGS`, asking this target.
-    fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(program("capstan-target"));
-        let socket = self.path("control.sock");
-        command.args(args).env("CAPSTAN_CONTROL_SOCKET", socket);
-        command.output().expect("it runs")
-    }
-}
-
-fn serve(folder: &Path) -> Daemon {
-    let (config, socket) = (folder.join("target.toml"), folder.join("control.sock"));
-    Daemon::serve(&["--config", utf8(&config), "--control-socket", utf8(&socket)])
-}
-
-fn said(output: &Output) -> String {
-    let text = [&output.stdout[..], &output.stderr].concat();
-    String::from_utf8(text).expect("text")
-}
-
-fn change(client: &mut Client, request: &Request) -> Changed {
-    client.ask(request).expect("it is done")
-}
-
-fn refused(client: &mut Client, request: &Request) -> Failure {
-    match client.call(request).expect_err("it is refused") {
-        CallError::Failed(failure) => failure,
-        other => panic!("{other}"),
-    }
-}
 
 fn add(path: &Path) -> Request {
     Request::NamespaceAdd(AddNamespace {
@@ -136,7 +58,7 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn namespaces_come_grow_and_go_while_a_host_writes() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let before = target.config();
     let controller = target.connect();
     sees(&controller, &[(1, MIB)]);
@@ -202,7 +124,7 @@ fn namespaces_come_grow_and_go_while_a_host_writes() {
 
 #[test]
 fn a_host_is_let_in_thrown_out_and_told_why() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let controller = target.connect();
     let mut client = target.client();
     let connections = |client: &mut Client| -> Vec<Connection> {
@@ -271,7 +193,7 @@ fn a_host_is_let_in_thrown_out_and_told_why() {
 
 #[test]
 fn what_was_changed_is_shown_saved_and_served_after_a_restart() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let mut client = target.client();
     change(
         &mut client,
@@ -338,7 +260,7 @@ fn what_was_changed_is_shown_saved_and_served_after_a_restart() {
     let complete = said(&target.run(&["config", "show", "--complete"]));
     let stopped = target.run(&["stop"]);
     assert!(stopped.status.success(), "{}", said(&stopped));
-    let Steered { folder, daemon, .. } = target;
+    let SteeredVolume { folder, daemon, .. } = target;
     assert!(daemon.ended().success());
     assert!(!folder.path().join("control.sock").exists());
     // Either text makes the same target.
@@ -360,7 +282,7 @@ fn what_was_changed_is_shown_saved_and_served_after_a_restart() {
 
 #[test]
 fn what_is_discarded_is_warned_of() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let mut client = target.client();
     let ram = AddNamespace {
         subsystem: SUBNQN.to_owned(),
@@ -381,13 +303,13 @@ fn what_is_discarded_is_warned_of() {
     target
         .daemon
         .wait_for_log(&["in no file and goes with this process", "namespace add"]);
-    let Steered { daemon, .. } = target;
+    let SteeredVolume { daemon, .. } = target;
     assert!(daemon.ended().success());
 }
 
 #[test]
 fn a_refused_change_changes_nothing_and_says_what_is_allowed() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let mut client = target.client();
     let missing = refused(&mut client, &add(&target.path("3.img")));
     assert_eq!(missing.data.kind, Some(Kind::Refused));
@@ -429,7 +351,7 @@ fn a_refused_change_changes_nothing_and_says_what_is_allowed() {
 
 #[test]
 fn listeners_come_and_go_and_leave_the_others_alone() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let first = target.connect();
     let mut client = target.client();
     let second = own_address();
@@ -499,7 +421,7 @@ fn listeners_come_and_go_and_leave_the_others_alone() {
 
 #[test]
 fn whatever_is_sent_others_are_answered() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let socket = target.path("control.sock");
     let mut raw = UnixStream::connect(&socket).expect("connects");
     raw.set_read_timeout(Some(Duration::from_secs(20)))
@@ -547,7 +469,7 @@ fn whatever_is_sent_others_are_answered() {
 
 #[test]
 fn who_is_neither_root_nor_a_member_may_not_connect() {
-    let target = Steered::start();
+    let target = SteeredVolume::start();
     let mut nobody = Command::new("setpriv");
     nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
     // Where others can get to it.

@@ -16,12 +16,18 @@ pub enum Operation {
     Reload(For<Discard>),
     /// End a target that runs, as SIGTERM does.
     Stop(For<Discard>),
+    /// Have a target that runs take no connections, and let go the hosts that are connected: each
+    /// when its commands have ended. Hosts that connect again wait, or take another path.
+    Drain(For<Drain>),
     /// Add, take out and show subsystems of a target that runs.
     #[command(subcommand)]
     Subsystem(SubsystemCommand),
-    /// Add, take out and resize namespaces of a target that runs.
+    /// Add, take out, resize and change namespaces of a target that runs.
     #[command(subcommand)]
     Namespace(NamespaceCommand),
+    /// Set and show ANA states of a target that runs: what hosts may do by which listener.
+    #[command(subcommand)]
+    Ana(AnaCommand),
     /// Say which hosts may connect to a target that runs.
     #[command(subcommand)]
     Host(HostCommand),
@@ -85,6 +91,17 @@ pub struct Discard {
     pub discard: bool,
 }
 
+/// `drain`.
+#[derive(Args, Clone, Debug)]
+pub struct Drain {
+    /// Seconds until connections whose commands have not ended are ended [default: 5].
+    #[arg(long, value_name = "SECONDS")]
+    pub within: Option<u64>,
+    /// Take connections again.
+    #[arg(long, conflicts_with = "within")]
+    pub off: bool,
+}
+
 /// `subsystem`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum SubsystemCommand {
@@ -146,6 +163,8 @@ pub enum NamespaceCommand {
     /// Make the file of a namespace longer; hosts that are connected are told. A device is made
     /// larger where it is made, which is seen by itself.
     Resize(For<NamespaceResize>),
+    /// Change a namespace while hosts use it; they are told.
+    Set(For<NamespaceSet>),
 }
 
 /// `namespace add`.
@@ -198,6 +217,67 @@ pub struct NamespaceResize {
     /// The size that it is to have, such as 20GiB.
     #[arg(value_name = "SIZE")]
     pub size: String,
+}
+
+/// `namespace set`.
+#[derive(Args, Clone, Debug)]
+#[command(group = clap::ArgGroup::new("changed").required(true).multiple(true))]
+pub struct NamespaceSet {
+    /// NQN of the subsystem.
+    #[arg(value_name = "NQN")]
+    pub subsystem: String,
+    /// Its NSID.
+    #[arg(value_name = "NSID")]
+    pub nsid: u32,
+    /// Refuse writes, or take them again.
+    #[arg(long, value_name = "true|false", group = "changed")]
+    pub read_only: Option<bool>,
+    /// Its ANA group, 1 to 128.
+    #[arg(long, value_name = "GROUP", group = "changed")]
+    pub ana_group: Option<u32>,
+}
+
+/// `ana`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum AnaCommand {
+    /// Give an ANA group a state; hosts that are connected are told, and take another path where
+    /// they have one.
+    Set(For<AnaSet>),
+    /// Say nothing of an ANA group any more: it is optimized then.
+    Remove(For<AnaName>),
+    /// Show ANA groups and their states by each listener.
+    Show(For<SubsystemPerhaps>),
+}
+
+/// `ana set`.
+#[derive(Args, Clone, Debug)]
+pub struct AnaSet {
+    /// NQN of the subsystem.
+    #[arg(value_name = "NQN")]
+    pub subsystem: String,
+    /// The group, 1 to 128: the `ana_group` of its namespaces, which is 1 unless it is said.
+    #[arg(value_name = "GROUP")]
+    pub group: u32,
+    /// The state.
+    #[arg(value_name = "STATE", value_parser = capstan_config::AnaState::ALL.map(capstan_config::AnaState::as_str))]
+    pub state: String,
+    /// A listener, as `listener list` shows it, once for each [default: all].
+    #[arg(long = "listener", value_name = "ADDRESS:PORT")]
+    pub listeners: Vec<String>,
+}
+
+/// An ANA group.
+#[derive(Args, Clone, Debug)]
+pub struct AnaName {
+    /// NQN of the subsystem.
+    #[arg(value_name = "NQN")]
+    pub subsystem: String,
+    /// The group, 1 to 128.
+    #[arg(value_name = "GROUP")]
+    pub group: u32,
+    /// A listener, as `listener list` shows it, once for each [default: all].
+    #[arg(long = "listener", value_name = "ADDRESS:PORT")]
+    pub listeners: Vec<String>,
 }
 
 /// `host`.

@@ -66,6 +66,10 @@ pub(super) enum Refusal {
     #[error("the target is shutting down")]
     Draining,
     #[error(
+        "the target is drained and takes no connections: `capstan-target drain --off` has it take them again"
+    )]
+    Drained,
+    #[error(
         "reactor {reactor} takes no connections: {MAILBOX_BOUND} messages wait for it, or it has ended; look at the kernel \
          log for a hung device"
     )]
@@ -115,6 +119,7 @@ impl Refusal {
             | Self::Reserved { .. }
             | Self::Cm(_)
             | Self::Draining
+            | Self::Drained
             | Self::Socket(_)
             | Self::Stuck { .. } => RejectStatus::NO_RESOURCES,
         }
@@ -203,6 +208,7 @@ impl IoPath {
         let (sizes, known) = match request.private_data() {
             Some(_) if !rdma => return Err(Refusal::TcpOnly(request.local)),
             _ if self.drain_deadline_us.is_some() => return Err(Refusal::Draining),
+            _ if self.refuses => return Err(Refusal::Drained),
             Some(private_data) => self.control.with(|target| {
                 let sizes = target.handle_cm_request(port, private_data)?;
                 let known = sizes.qid != 0 && target.has_host_at(peer);
@@ -248,6 +254,9 @@ impl IoPath {
     fn accept(&mut self, request: Request, checked: &Checked) {
         if self.drain_deadline_us.is_some() {
             return self.refuse(request, &Refusal::Draining);
+        }
+        if self.refuses {
+            return self.refuse(request, &Refusal::Drained);
         }
         self.make_room(request.peer, checked.known);
         self.conn_serial += 1;

@@ -49,6 +49,8 @@ pub(super) struct Connection {
     pub(super) transport: Queue,
     /// Nothing can land in memory of the queue any more (`Event::Quiesced`).
     pub(super) quiesced: bool,
+    /// It ends when its commands have: the target is drained.
+    pub(super) is_leaving: bool,
     /// The data half of an I/O queue.
     pub(super) queue: Option<IoQueue>,
     /// The Disconnect command that waits for the others to be answered.
@@ -89,6 +91,7 @@ impl Connection {
             phase: Phase::accepted(now_us, identity.known),
             transport,
             quiesced: false,
+            is_leaving: false,
             queue: None,
             delete: None,
             commands: Vec::new(),

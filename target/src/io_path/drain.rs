@@ -1,4 +1,5 @@
-//! The end of a reactor: commands in flight end, then connections, then its loop.
+//! The end of a reactor: commands in flight end, then connections, then its loop. And of all
+//! connections, where the target is drained and goes on.
 
 use super::IoPath;
 use super::command::Command;
@@ -27,8 +28,42 @@ impl IoPath {
         if over {
             self.note_unended();
         }
-        let mut idle = Vec::new();
+        self.end_quiet(over, |_| true, "the target is shutting down");
+        self.connections.indices().next().is_none()
+    }
+
+    /// Takes no connections; those that are there end when their commands have, at the latest then.
+    pub(super) fn let_go(&mut self, by_us: u64) {
+        self.refuses = true;
+        self.leave_by_us = Some(by_us);
         for connection in self.connections.all.iter_mut().flatten() {
+            connection.is_leaving = true;
+        }
+    }
+
+    /// While connections leave: ends those without commands in flight, and all at the deadline.
+    pub(super) fn end_leaving(&mut self) {
+        let Some(by_us) = self.leave_by_us else {
+            return;
+        };
+        let over = self.resources.now_us >= by_us;
+        self.end_quiet(
+            over,
+            |connection| connection.is_leaving,
+            "the target is drained",
+        );
+        let mut all = self.connections.all.iter().flatten();
+        if !all.any(|connection| connection.is_leaving) {
+            self.leave_by_us = None;
+        }
+    }
+
+    /// Ends connections without commands in flight of those that are `meant`, an Admin queue after
+    /// its I/O queues; all of them when it is `over`.
+    fn end_quiet(&mut self, over: bool, meant: impl Fn(&Connection) -> bool, why: &'static str) {
+        let mut idle = Vec::new();
+        let all = self.connections.all.iter_mut().flatten();
+        for connection in all.filter(|connection| meant(connection)) {
             if !connection.closing() && (connection.quiet() || over) {
                 idle.push(connection.identity.index);
             }
@@ -38,9 +73,8 @@ impl IoPath {
             over || connection.is_some_and(|connection| !self.has_io_queues(connection))
         });
         for index in idle {
-            self.begin_close(index, "the target is shutting down");
+            self.begin_close(index, why);
         }
-        self.connections.indices().next().is_none()
     }
 
     /// Says which storage operations the reactor waits for.

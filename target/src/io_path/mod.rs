@@ -105,6 +105,10 @@ pub(crate) struct IoPath {
     /// Connections that are ending.
     closing: Vec<usize>,
     drain_deadline_us: Option<u64>,
+    /// Takes no connections until it is told to.
+    refuses: bool,
+    /// While connections leave: when those that are left are ended.
+    leave_by_us: Option<u64>,
     looks: Looks,
     shutdown: Shutdowns,
     fences: Fences,
@@ -177,6 +181,8 @@ impl IoPath {
             unconnected: Unconnected::new(Places::of(places)),
             closing: Vec::new(),
             drain_deadline_us: None,
+            refuses: false,
+            leave_by_us: None,
             looks: Looks::default(),
             shutdown: Shutdowns::default(),
             fences: Fences::default(),
@@ -243,6 +249,8 @@ impl IoPath {
                 Message::StopListening(port) => self.close_listeners(port),
                 Message::TimerMoved => {}
                 Message::Drain => self.drain(),
+                Message::LetGo { by_us } => self.let_go(by_us),
+                Message::TakeIn => self.refuses = false,
             }
         }
         progress
@@ -351,6 +359,7 @@ impl Turn for IoPath {
             self.control.run_timers(now_us);
         }
         let went_on = self.flush_turn() | answered;
+        self.end_leaving();
         if self.drained() {
             return Flow::Stop;
         }
@@ -427,7 +436,8 @@ impl Turn for IoPath {
         });
         // While draining, and while something is to be taken in, look again soon: a quiet
         // connection gives no sign of its own.
-        let soon = self.drain_deadline_us.is_some() || self.wires.has_fences();
+        let leave = self.drain_deadline_us.or(self.leave_by_us).is_some();
+        let soon = leave || self.wires.has_fences();
         let drain = soon.then(|| self.resources.now_us + 1_000);
         volumes
             .chain(timers)

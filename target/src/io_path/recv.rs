@@ -89,7 +89,7 @@ fn on_event(
 }
 
 fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
-    if resources.draining {
+    if resources.draining || connection.is_leaving {
         return connection.transport.give_back(capsule.data.take());
     }
     if !capsule.intact {

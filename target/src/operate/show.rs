@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use capstan_config::Size;
 use capstan_control::answer::{
-    Changed, ConfigDiff, ConfigText, Connection, Disconnected, Ending, Export, Host, Listener,
-    LogLevel, Namespace, Refused, Status, Subsystem, Waits,
+    AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
+    Host, Listener, LogLevel, Namespace, Refused, Status, Subsystem, Waits,
 };
 use comfy_table::{Table, presets};
 
@@ -60,6 +60,13 @@ pub(super) fn status(status: &Status) -> String {
             "configuration: {files}; changes that are in no file: {unsaved} (`capstan-target config diff` shows them, `capstan-target config save` keeps them)"
         ),
     });
+    if let Some(drained_s) = status.drained_s {
+        parts.push(format!(
+            "drained {} ago: takes no connections (`capstan-target drain --off` takes them again); connected: {}",
+            ago(drained_s),
+            status.connections
+        ));
+    }
     for trouble in &status.trouble {
         parts.push(format!("trouble: {trouble}"));
     }
@@ -135,6 +142,29 @@ fn backing(of: &Namespace) -> String {
         Some((kind @ ("ram" | "null"), _)) => kind.to_owned(),
         _ => of.backing.clone(),
     }
+}
+
+pub(super) fn ana(all: &[AnaGroup]) -> String {
+    list(
+        all,
+        "there is no namespace, and no ANA state is set",
+        |all| {
+            let rows = all.iter().flat_map(|of| {
+                let nsids: Vec<_> = of.namespaces.iter().map(ToString::to_string).collect();
+                of.paths.iter().map(move |path| {
+                    [
+                        of.subsystem.clone(),
+                        of.group.to_string(),
+                        nsids.join(", "),
+                        path.listener.clone(),
+                        path.state.clone(),
+                    ]
+                })
+            });
+            let head = ["SUBSYSTEM", "GROUP", "NAMESPACES", "LISTENER", "STATE"];
+            table(head, rows)
+        },
+    )
 }
 
 pub(super) fn hosts(all: &[Host]) -> String {
@@ -267,6 +297,17 @@ pub(super) fn ending(of: &Ending) -> String {
     each.chain(["the target ends".to_owned()])
         .collect::<Vec<_>>()
         .join("\n")
+}
+
+pub(super) fn drained(of: &Drained) -> String {
+    match (of.drained, of.connections) {
+        (true, 0) => "drained: no host is connected, and none is taken until `capstan-target drain --off` or a restart".to_owned(),
+        (true, connections) => format!(
+            "drained: no host is taken, but {connections} connection(s) have not ended: storage still has commands of them; \
+             `capstan-target status` says how many are left"
+        ),
+        (false, _) => "connections are taken".to_owned(),
+    }
 }
 
 pub(super) fn log_level(of: &LogLevel) -> String {

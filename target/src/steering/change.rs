@@ -7,17 +7,17 @@ use capstan_config::{
 };
 use capstan_control::answer::Changed;
 use capstan_control::{
-    AddExport, AddListener, AddNamespace, AddSubsystem, Failure, Kind, NamespacePlace,
+    AddExport, AddListener, AddNamespace, AddSubsystem, Failure, Kind, NamespacePlace, SetNamespace,
 };
 
 use super::{Steering, locked};
 
-type Edited = Result<(), Failure>;
+pub(super) type Edited = Result<(), Failure>;
 
 impl Steering {
     /// Changes the text by `edit` and carries out what is different then: all of it or nothing.
     /// `words` say the change in `config diff` and warnings.
-    fn change(
+    pub(super) fn change(
         &self,
         words: String,
         edit: impl FnOnce(&mut Written, &Config) -> Edited,
@@ -123,6 +123,52 @@ impl Steering {
         )
     }
 
+    pub(super) fn set_namespace(&self, set: &SetNamespace) -> Result<Changed, Failure> {
+        let SetNamespace {
+            subsystem,
+            nsid,
+            read_only,
+            ana_group,
+        } = set;
+        let mut words = format!("namespace set {subsystem} {nsid}");
+        if let Some(read_only) = read_only {
+            words.push_str(&format!(" --read-only {read_only}"));
+        }
+        if let Some(group) = ana_group {
+            words.push_str(&format!(" --ana-group {group}"));
+        }
+        if read_only.is_none() && ana_group.is_none() {
+            let words = "namespace.set needs read_only, ana_group or both: what is to be changed of the namespace";
+            return Err(Failure::new(Kind::WrongParameters, words));
+        }
+        let place = NamespacePlace {
+            subsystem: subsystem.clone(),
+            nsid: *nsid,
+        };
+        self.change(words, |text, config| {
+            let (of, namespace) = namespace(&place, config)?;
+            let read_only = read_only.filter(|new| *new != namespace.read_only);
+            let group = ana_group.filter(|new| *new != namespace.ana_group);
+            if read_only.is_none() && group.is_none() {
+                let words = format!(
+                    "namespace {nsid} of {} is so already; nothing is to be changed",
+                    of.nqn
+                );
+                return Err(Failure::new(Kind::Exists, words));
+            }
+            let values = [
+                ("read_only", read_only.map(EntryValue::Bool)),
+                ("ana_group", group.map(EntryValue::Number)),
+            ];
+            values
+                .iter()
+                .filter(|(_, value)| value.is_some())
+                .try_for_each(|(key, value)| {
+                    edited(text.set_namespace(of, namespace.nsid, key, value.as_ref()))
+                })
+        })
+    }
+
     pub(super) fn allow_host(&self, of: &str, host: &str) -> Result<Changed, Failure> {
         self.change(format!("host allow {of} {host}"), |text, config| {
             let of = subsystem("subsystem", of, config)?;
@@ -209,7 +255,7 @@ fn put(entry: &mut Entry, key: &'static str, value: Option<EntryValue>) {
     entry.extend(value.map(|value| (key, value)));
 }
 
-fn edited(result: Result<(), EditError>) -> Edited {
+pub(super) fn edited(result: Result<(), EditError>) -> Edited {
     result.map_err(|error| {
         let kind = match &error {
             EditError::NotThere(_) => Kind::NotFound,

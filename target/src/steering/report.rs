@@ -47,6 +47,7 @@ impl Steering {
                 addresses: self.nfs_addresses.clone(),
                 exports: published.exports_of(nfs),
             }),
+            drained_s: self.drained_for().map(|since| since.as_secs()),
             trouble,
         }
     }

@@ -89,6 +89,7 @@ fn is_question(request: &Request) -> bool {
         | Request::ConfigShow { .. }
         | Request::SubsystemShow { .. }
         | Request::HostList { .. }
+        | Request::AnaShow { .. }
         | Request::ListenerList {}
         | Request::ExportList {}
         | Request::ConnectionList {}
@@ -98,11 +99,15 @@ fn is_question(request: &Request) -> bool {
         Request::ConfigDiff {} | Request::ConfigSaved {} => false,
         Request::Reload { .. }
         | Request::Stop { .. }
+        | Request::Drain(_)
         | Request::SubsystemAdd(_)
         | Request::SubsystemRemove { .. }
         | Request::NamespaceAdd(_)
         | Request::NamespaceRemove(_)
         | Request::NamespaceResize(_)
+        | Request::NamespaceSet(_)
+        | Request::AnaSet(_)
+        | Request::AnaRemove(_)
         | Request::HostAllow { .. }
         | Request::HostDeny { .. }
         | Request::ListenerAdd(_)
@@ -155,6 +160,7 @@ impl Steering {
             Request::Status {} => told(Ok(self.report())),
             Request::Reload { discard } => told(self.reload(*discard)),
             Request::Stop { discard } => self.stop(*discard),
+            Request::Drain(drain) => told(self.drain(*drain)),
             Request::LogLevel(levels) => told(self.log_level(levels.level.as_deref())),
             Request::ConfigShow { form } => told(Ok(self.config_text(*form))),
             Request::ConfigDiff {} => told(self.config_diff()),
@@ -165,6 +171,10 @@ impl Steering {
             Request::NamespaceAdd(add) => told(self.add_namespace(add)),
             Request::NamespaceRemove(place) => told(self.remove_namespace(place)),
             Request::NamespaceResize(resize) => told(self.resize_namespace(resize)),
+            Request::NamespaceSet(set) => told(self.set_namespace(set)),
+            Request::AnaSet(set) => told(self.set_ana(set)),
+            Request::AnaRemove(place) => told(self.remove_ana(place)),
+            Request::AnaShow { subsystem } => told(self.ana_groups(subsystem.as_deref())),
             Request::HostAllow { subsystem, host } => told(self.allow_host(subsystem, host)),
             Request::HostDeny { subsystem, host } => told(self.deny_host(subsystem, host)),
             Request::HostList { subsystem } => told(self.hosts(subsystem.as_deref())),
