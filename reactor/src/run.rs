@@ -1,7 +1,9 @@
 //! The loop.
 
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
 
+use capstan_metrics::{Spent, State};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::time::TimeSpec;
@@ -91,6 +93,8 @@ pub struct Runner {
     readable: Vec<bool>,
     /// Empty but for the time of a sleep: it borrows no descriptor beyond that.
     polled: Vec<PollFd<'static>>,
+    /// What the thread spends its time with.
+    spent: Arc<Spent>,
 }
 
 impl Default for Runner {
@@ -99,11 +103,21 @@ impl Default for Runner {
             fds: Vec::with_capacity(16),
             readable: Vec::with_capacity(16),
             polled: Vec::with_capacity(16),
+            spent: Arc::default(),
         }
     }
 }
 
 impl Runner {
+    /// One that says in `spent` what its thread spends its time with.
+    #[must_use]
+    pub fn counting(spent: Arc<Spent>) -> Self {
+        Self {
+            spent,
+            ..Self::default()
+        }
+    }
+
     /// As [`run`].
     ///
     /// # Errors
@@ -113,23 +127,34 @@ impl Runner {
             fds,
             readable,
             polled,
+            spent,
         } = self;
         let mut spin = Spin::new(spin);
+        // Nothing has passed before the first turn.
+        let (mut before_us, mut state) = (u64::MAX, State::Busy);
         loop {
             let now_us = Clock.now_us();
+            spent.add_us(state, now_us.saturating_sub(before_us));
+            before_us = now_us;
             match work.turn(now_us) {
                 Flow::Stop => return Ok(()),
-                Flow::Busy(work) => spin.busy(now_us, work),
+                Flow::Busy(work) => {
+                    state = State::Busy;
+                    spin.busy(now_us, work);
+                }
                 Flow::Idle => {
                     if let Some(idle_us) = spin.idle(now_us, work.waits_for_kernel()) {
+                        state = State::Spin;
                         pause(idle_us);
                         continue;
                     }
+                    state = State::Sleep;
                     fds.clear();
                     let armed = work.arm(fds);
                     readable.clear();
                     readable.resize(fds.len(), true);
                     if armed == Armed::Quiet {
+                        spent.slept();
                         sleep(fds, work.next_deadline_us(), polled, readable)?;
                     }
                     work.disarm(readable);
@@ -205,7 +230,7 @@ mod tests {
 
     use nix::sys::eventfd::{EfdFlags, EventFd};
 
-    use super::{Armed, Flow, Turn, run};
+    use super::{Arc, Armed, Flow, Runner, Spent, State, Turn, run};
     use crate::SpinBudget;
     use crate::{Mailbox, mailbox};
 
@@ -333,6 +358,26 @@ mod tests {
         fn next_deadline_us(&self) -> Option<u64> {
             None
         }
+    }
+
+    #[test]
+    fn it_says_what_it_spends_its_time_with() {
+        let (_sender, mailbox) = mailbox(1).unwrap();
+        let spent = Arc::new(Spent::default());
+        let began_us = crate::Clock.now_us();
+        let mut adder = Adder::new(mailbox, Some(began_us + 60_000));
+        let spin = SpinBudget { spin_us: 0 };
+        let mut runner = Runner::counting(Arc::clone(&spent));
+        runner.run(&mut adder, spin).unwrap();
+        let took_us = crate::Clock.now_us() - began_us;
+        let [busy, spin, sleep] = State::ALL.map(|state| spent.us(state));
+        assert!(sleep > 40_000, "it slept {sleep} us");
+        assert!(
+            busy + spin + sleep <= took_us,
+            "{busy} {spin} {sleep} {took_us}"
+        );
+        assert!(spent.sleeps() >= 1 && spent.sleeps() <= adder.sleeps);
+        assert!(spent.turns() >= adder.turns);
     }
 
     #[test]
