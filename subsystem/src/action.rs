@@ -243,6 +243,27 @@ pub enum DisconnectReason {
 }
 
 impl DisconnectReason {
+    /// In a word or two, for a label: the same for all of a kind.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::QueueOverrun { .. } => "queue-overrun",
+            Self::KeepAliveExpired { .. } => "keep-alive-expired",
+            Self::ControllerReset => "controller-reset",
+            Self::Fenced { .. } => "earlier-commands-not-over",
+            Self::CrossControllerReset { .. } => "cross-controller-reset",
+            Self::Replaced { .. } => "replaced",
+            Self::AdminQueueGone => "admin-queue-gone",
+            Self::MadeRoom { .. } => "made-room",
+            Self::NotEnabled { .. } => "not-enabled",
+            Self::HostNotAllowed => "host-not-allowed",
+            Self::SubsystemRemoved => "subsystem-removed",
+            Self::Operator => "operator",
+            Self::DisconnectCommand => "queue-deleted",
+            Self::NotConnected => "not-connected",
+        }
+    }
+
     /// Whether what this side has posted is to be given up with the connection: the host is not
     /// there, or goes on elsewhere and must not be answered by two.
     #[must_use]

@@ -1,10 +1,14 @@
-//! Commands and data of I/O queues, by namespace: what the SMART / Health log page tells. A queue
-//! writes its own cells, without a lock and without an instruction that locks; the control half
-//! reads them at leisure.
+//! Commands and data of I/O queues, by namespace: what the SMART / Health log page tells, and what
+//! an operator is told by host. A queue writes its own cells, without a lock and without an
+//! instruction that locks; the control half reads them at leisure.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
 
+use capstan_metrics::{Counter, Tally};
+use capstan_nvme_proto::status::Status;
+
+use crate::bounds::STATUSES_COUNTED;
 use crate::namespace::NamespaceTable;
 
 /// Cells of a queue whose controller shows fewer namespaces: a kilobyte, so that it rarely needs
@@ -18,6 +22,8 @@ pub struct QueueCounters {
     pub read_commands: u64,
     /// Write commands completed.
     pub write_commands: u64,
+    /// All other commands completed, those that were refused left out.
+    pub other_commands: u64,
     /// Bytes read by commands that succeeded.
     pub read_bytes: u64,
     /// Bytes written by commands that succeeded.
@@ -41,6 +47,7 @@ impl QueueCounters {
         let pairs = [
             (&mut self.read_commands, other.read_commands),
             (&mut self.write_commands, other.write_commands),
+            (&mut self.other_commands, other.other_commands),
             (&mut self.read_bytes, other.read_bytes),
             (&mut self.written_bytes, other.written_bytes),
             (&mut self.media_errors, other.media_errors),
@@ -51,7 +58,32 @@ impl QueueCounters {
     }
 }
 
+/// What a host has done with a namespace.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct HostCounters {
+    /// Its commands and their data.
+    pub commands: QueueCounters,
+    /// Completions with an error, by status (its [`Status::code`]): also those of commands that
+    /// were refused, which are in no other count. `None`: of statuses without room for them.
+    pub errors: BTreeMap<Option<u16>, u64>,
+}
+
+impl HostCounters {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.commands.add(&other.commands);
+        for (status, count) in &other.errors {
+            let sum = self.errors.entry(*status).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.errors.is_empty() && self.commands == QueueCounters::default()
+    }
+}
+
 /// The counters of one I/O queue for the namespaces 1 to some number, shared with the control half.
+/// The first ones are of commands that name no namespace with counters.
 #[derive(Clone, Debug)]
 pub struct NamespaceCounters(Arc<[Cell]>);
 
@@ -59,53 +91,71 @@ pub struct NamespaceCounters(Arc<[Cell]>);
 #[derive(Default, Debug)]
 #[repr(align(128))]
 struct Cell {
-    read_commands: AtomicU64,
-    write_commands: AtomicU64,
-    read_bytes: AtomicU64,
-    written_bytes: AtomicU64,
-    media_errors: AtomicU64,
+    read_commands: Counter,
+    write_commands: Counter,
+    other_commands: Counter,
+    read_bytes: Counter,
+    written_bytes: Counter,
+    media_errors: Counter,
+    errors: Tally<STATUSES_COUNTED>,
 }
+
+// All of it on two lines, of which only the first is written while nothing goes wrong.
+const _: () = assert!(size_of::<Cell>() == 128);
 
 impl NamespaceCounters {
     /// For the namespaces of a table, and some more.
     pub(crate) fn new(namespaces: &NamespaceTable) -> Self {
         let cells = namespaces.nsid_max().max(CELLS_MIN).next_power_of_two();
-        Self((0..cells).map(|_| Cell::default()).collect())
+        Self((0..=cells).map(|_| Cell::default()).collect())
     }
 
     /// Whether every namespace of the table has its counters.
     pub(crate) fn cover(&self, namespaces: &NamespaceTable) -> bool {
-        usize::try_from(namespaces.nsid_max()).is_ok_and(|nsid| nsid <= self.0.len())
+        usize::try_from(namespaces.nsid_max()).is_ok_and(|nsid| nsid < self.0.len())
     }
 
     fn cell(&self, nsid: u32) -> Option<&Cell> {
-        // No NSID is 0, and 0 has no cell.
-        self.0.get((nsid as usize).wrapping_sub(1))
+        self.0.get(nsid as usize)
     }
 
-    /// The queue is the only writer: a load and a store, no locked instruction.
-    fn add(counter: &AtomicU64, amount: u64) {
-        let value = counter.load(Ordering::Relaxed).wrapping_add(amount);
-        counter.store(value, Ordering::Relaxed);
+    /// The cells of a namespace, or those of commands that name none which has any.
+    fn cell_or_first(&self, nsid: u32) -> Option<&Cell> {
+        self.cell(nsid).or_else(|| self.0.first())
     }
 
     pub(crate) fn add_read(&self, nsid: u32, bytes: u64) {
         if let Some(cell) = self.cell(nsid) {
-            Self::add(&cell.read_commands, 1);
-            Self::add(&cell.read_bytes, bytes);
+            cell.read_commands.add(1);
+            cell.read_bytes.add(bytes);
         }
     }
 
     pub(crate) fn add_write(&self, nsid: u32, bytes: u64) {
         if let Some(cell) = self.cell(nsid) {
-            Self::add(&cell.write_commands, 1);
-            Self::add(&cell.written_bytes, bytes);
+            cell.write_commands.add(1);
+            cell.written_bytes.add(bytes);
         }
     }
 
-    pub(crate) fn add_media_error(&self, nsid: u32) {
-        if let Some(cell) = self.cell(nsid) {
-            Self::add(&cell.media_errors, 1);
+    pub(crate) fn add_other(&self, nsid: u32) {
+        if let Some(cell) = self.cell_or_first(nsid) {
+            cell.other_commands.add(1);
+        }
+    }
+
+    pub(crate) fn add_error(&self, nsid: u32, status: Status) {
+        let Some(cell) = self.cell_or_first(nsid) else {
+            return;
+        };
+        cell.errors.add(status.code().to_bits());
+        // Base 2.0, Figure 207, Media and Data Integrity Errors: data that could not be recovered
+        // or kept. A Compare that finds a difference has done its work.
+        if matches!(
+            status.code(),
+            Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR
+        ) {
+            cell.media_errors.add(1);
         }
     }
 
@@ -116,18 +166,28 @@ impl NamespaceCounters {
 
     /// Of each namespace with a number that has counters, by that.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, QueueCounters)> {
-        (1..).zip(self.0.iter().map(Cell::counters))
+        (0..).zip(self.0.iter().map(Cell::counters))
+    }
+
+    /// The same with the errors by status.
+    pub(crate) fn of_host(&self) -> impl Iterator<Item = (u32, HostCounters)> {
+        let cells = self.0.iter().map(|cell| HostCounters {
+            commands: cell.counters(),
+            errors: cell.errors.iter().collect(),
+        });
+        (0..).zip(cells)
     }
 }
 
 impl Cell {
     fn counters(&self) -> QueueCounters {
         QueueCounters {
-            read_commands: self.read_commands.load(Ordering::Relaxed),
-            write_commands: self.write_commands.load(Ordering::Relaxed),
-            read_bytes: self.read_bytes.load(Ordering::Relaxed),
-            written_bytes: self.written_bytes.load(Ordering::Relaxed),
-            media_errors: self.media_errors.load(Ordering::Relaxed),
+            read_commands: self.read_commands.value(),
+            write_commands: self.write_commands.value(),
+            other_commands: self.other_commands.value(),
+            read_bytes: self.read_bytes.value(),
+            written_bytes: self.written_bytes.value(),
+            media_errors: self.media_errors.value(),
         }
     }
 }
@@ -149,11 +209,12 @@ mod tests {
         counters.add_read(2, 4096);
         counters.add_read(2, 512);
         counters.add_write(9, 1024);
-        counters.add_media_error(9);
-        for nsid in [0, 17, u32::MAX] {
+        counters.add_error(9, Status::WRITE_FAULT.dnr());
+        for nsid in [17, u32::MAX] {
             counters.add_read(nsid, 1);
             counters.add_write(nsid, 1);
-            counters.add_media_error(nsid);
+            counters.add_other(nsid);
+            counters.add_error(nsid, Status::INVALID_FIELD.dnr());
             assert_eq!(counters.of(nsid), QueueCounters::default());
         }
         let second = QueueCounters {
@@ -167,13 +228,23 @@ mod tests {
             media_errors: 1,
             ..QueueCounters::default()
         };
+        let nowhere = QueueCounters {
+            other_commands: 2,
+            ..QueueCounters::default()
+        };
         let counted = counters
             .iter()
             .filter(|(_, of)| *of != QueueCounters::default());
-        assert_eq!(counted.collect::<vec::Vec<_>>(), [(2, second), (9, ninth)]);
+        let expected = [(0, nowhere), (2, second), (9, ninth)];
+        assert_eq!(counted.collect::<vec::Vec<_>>(), expected);
         let mut sum = second;
         sum.add(&ninth);
         assert_eq!((sum.since(&ninth), sum.since(&second)), (second, ninth));
+        let of_host = |nsid| counters.of_host().find(|(of, _)| *of == nsid).unwrap().1;
+        let errors = |nsid| of_host(nsid).errors.into_iter().collect::<vec::Vec<_>>();
+        let code = |status: Status| Some(status.to_bits());
+        assert_eq!(errors(9), [(code(Status::WRITE_FAULT), 1)]);
+        assert_eq!(errors(0), [(code(Status::INVALID_FIELD), 2)]);
     }
 
     #[test]
@@ -181,6 +252,7 @@ mod tests {
         let counters = NamespaceCounters::new(&table(&[]));
         assert!(counters.cover(&table(&[1, 8])));
         assert!(!counters.cover(&table(&[9])));
+        assert_eq!(counters.iter().count(), 9);
         assert!(NamespaceCounters::new(&table(&[1024])).cover(&table(&[1024])));
     }
 }

@@ -77,11 +77,11 @@ pub use config::{
 };
 pub use control::{
     AdminOutcome, AdminRequest, AdminStep, AllocationQuery, AssociationReport, CmRefusal,
-    ConnectOutcome, ConnectRequest, ControlOutcome, Excess, QueueSizes, Settle, Share, Stock,
-    Target,
+    ConnectOutcome, ConnectRequest, ControlOutcome, Excess, HostCounts, HostPlace, QueueReport,
+    QueueSizes, Settle, Share, Stock, Target,
 };
 pub use controller::{ControllerEvent, ControllerState};
-pub use counters::{NamespaceCounters, QueueCounters};
+pub use counters::{HostCounters, NamespaceCounters, QueueCounters};
 pub use io_queue::{
     ControlCommand, Drained, IoCommand, IoOperation, IoQueue, IoQueueEvent, IoQueueState, IoStep,
     NamespaceRef,

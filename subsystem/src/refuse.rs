@@ -222,6 +222,38 @@ pub enum RefuseReason {
 }
 
 impl RefuseReason {
+    /// In a word or two, for a label: the same for all of a kind.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "malformed",
+            Self::NotConnect { .. } => "not-a-connect",
+            Self::AlreadyConnected => "already-connected",
+            Self::UnknownSubsystem { .. } => "unknown-subsystem",
+            Self::OtherCase { .. } => "subsystem-in-other-case",
+            Self::NotOnPort { .. } => "subsystem-not-on-port",
+            Self::HostNotAllowed { .. } => "host-not-allowed",
+            Self::NamelessHost { .. } => "host-without-name",
+            Self::StaticController { .. } => "static-controller",
+            Self::TooManyControllers { .. } => "too-many-controllers",
+            Self::ShareOfControllers { .. } => "share-of-controllers",
+            Self::ControllersReserved { .. } => "controllers-reserved",
+            Self::NoRoom { .. } => "no-room",
+            Self::UnknownController { .. } => "unknown-controller",
+            Self::OtherHost { .. } => "controller-of-other-host",
+            Self::OtherPort { .. } => "controller-by-other-port",
+            Self::TransportNotOnPort { .. } => "transport-not-on-port",
+            Self::OtherTransport { .. } => "controller-by-other-transport",
+            Self::NotReady { .. } => "controller-not-ready",
+            Self::QidOutOfRange { .. } => "qid-out-of-range",
+            Self::QidChanged { .. } => "qid-changed",
+            Self::CntlidChanged { .. } => "cntlid-changed",
+            Self::QidInUse { .. } => "qid-in-use",
+            Self::QueueNotOver { .. } => "earlier-commands-not-over",
+            Self::QueueTooLarge { .. } => "queue-too-large",
+        }
+    }
+
     /// The status of the response. NVMe Base 2.1, section 6.3.
     #[must_use]
     pub fn status(&self) -> Status {

@@ -5,6 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
+use capstan_metrics::Gauge;
 use capstan_nvme_proto::status::Status;
 
 use crate::bounds::QUEUE_ERRORS;
@@ -96,6 +97,8 @@ pub(crate) struct ErrorRecord {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct QueueShared {
+    /// Commands that are not completed.
+    outstanding: Gauge,
     /// Errors recorded so far.
     errors_recorded: AtomicU64,
     errors: [ErrorCell; QUEUE_ERRORS],
@@ -116,6 +119,17 @@ struct ErrorCell {
 }
 
 impl QueueShared {
+    /// So many commands are not completed. Only the queue calls this.
+    #[inline]
+    pub(crate) fn set_outstanding(&self, commands: u16) {
+        self.outstanding.set(commands.into());
+    }
+
+    /// Commands that are not completed, about now.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.outstanding.value()
+    }
+
     /// Records an error over the oldest one. Only the queue calls this.
     pub(crate) fn record_error(&self, record: &ErrorRecord) {
         let recorded = self.errors_recorded.load(Ordering::Relaxed);

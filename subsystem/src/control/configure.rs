@@ -137,6 +137,7 @@ impl Target {
         });
         self.discovery_changed(|host| subsystem.config.hosts.allows(host));
         self.forget_degraded();
+        self.forget_hosts_of(subnqn);
         Ok(())
     }
 

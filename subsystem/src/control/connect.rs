@@ -457,6 +457,7 @@ impl Target {
         ));
         let record = IoQueueRecord {
             conn: request.conn,
+            entries,
             shared,
             counters: vec![counters],
             errors_seen: 0,

@@ -13,7 +13,7 @@ use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, ControllerId, DisconnectReason, Event};
 use crate::bounds::ENABLE_TIMEOUT_US;
-use crate::controller::{Controller, ControllerEvent, ControllerState, Expiry};
+use crate::controller::{Controller, ControllerEvent, ControllerKind, ControllerState, Expiry};
 use crate::features::default_events;
 use crate::namespace::BackendId;
 use crate::transitions::IllegalTransition;
@@ -197,10 +197,13 @@ impl Target {
             );
         }
         while let Some((qid, record)) = controller.io_queues.pop_first() {
-            if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
-                subsystem.retire(&record);
-            }
+            self.retire(&controller.association, &record);
             self.linger(record.conn, Lingering::new(&controller, qid));
+        }
+        if controller.kind == ControllerKind::Io {
+            let why = controller.ending.map_or("host", DisconnectReason::word);
+            let count = self.ended.entry(why).or_default();
+            *count = count.saturating_add(1);
         }
         self.actions.push_back(Action::Log(Event::Disconnected {
             association: controller.association,
@@ -217,10 +220,11 @@ impl Target {
             return;
         };
         let left = Lingering::new(controller, qid);
-        if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
-            subsystem.retire(&record);
-        }
-        if controller.io_queues.is_empty() && controller.state == ControllerState::Resetting {
+        let association = Arc::clone(&controller.association);
+        let is_last = controller.io_queues.is_empty();
+        let is_resetting = controller.state == ControllerState::Resetting;
+        self.retire(&association, &record);
+        if is_last && is_resetting {
             // Legal from Resetting, which was just asked.
             let _illegal = self.apply(id, ControllerEvent::IoQueuesDeleted);
         }

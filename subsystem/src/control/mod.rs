@@ -11,6 +11,7 @@ mod degraded;
 mod fence;
 mod flush;
 mod keep;
+mod hosts;
 mod lba_status;
 mod life;
 mod queue_sizes;
@@ -47,9 +48,10 @@ pub use admin::{AdminOutcome, AdminRequest, AdminStep};
 pub(crate) use admin::{Executed, Execution, gone};
 pub use connect::{ConnectOutcome, ConnectRequest, Settle};
 pub(crate) use cross_reset::CrossResets;
+pub use hosts::{HostCounts, HostPlace};
 pub use lba_status::AllocationQuery;
 pub use queue_sizes::{CmRefusal, QueueSizes};
-pub use report::AssociationReport;
+pub use report::{AssociationReport, QueueReport};
 pub use reserve::ControlOutcome;
 pub use shares::{Excess, Share, Stock};
 
@@ -69,6 +71,11 @@ pub struct Target {
     connections: BTreeMap<ConnId, Queue>,
     actions: VecDeque<Action>,
     refusals: VecDeque<Refusal>,
+    /// Connects that were refused so far, by `RefuseReason::word`.
+    refused: BTreeMap<&'static str, u64>,
+    /// Associations that have ended so far, by `DisconnectReason::word`.
+    ended: BTreeMap<&'static str, u64>,
+    hosts: hosts::Kept,
     /// Generation Counter of the discovery log.
     genctr: u64,
     next_controller: u64,
@@ -173,6 +180,9 @@ impl Target {
             connections: BTreeMap::new(),
             actions: VecDeque::new(),
             refusals: VecDeque::new(),
+            refused: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            hosts: hosts::Kept::default(),
             genctr: 0,
             next_controller: 1,
             next_discovery_cntlid: 1,
@@ -224,6 +234,8 @@ impl Target {
     }
 
     fn note_refusal(&mut self, refusal: Refusal) {
+        let count = self.refused.entry(refusal.why.word()).or_default();
+        *count = count.saturating_add(1);
         if self.refusals.len() >= REFUSALS_KEPT {
             self.refusals.pop_front();
         }

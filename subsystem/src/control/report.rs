@@ -2,11 +2,13 @@
 
 use core::net::SocketAddr;
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::nqn::Nqn;
 
 use super::Target;
+use crate::ConnId;
 use crate::action::{Association, DisconnectReason};
 use crate::config::{NamespaceConfig, PortConfig, Transport};
 use crate::controller::{Controller, ControllerKind};
@@ -27,7 +29,53 @@ pub struct AssociationReport<'t> {
     pub counters: QueueCounters,
 }
 
+/// An I/O queue of a host.
+#[derive(Debug)]
+pub struct QueueReport<'t> {
+    /// The host, the subsystem and the controller.
+    pub association: &'t Association,
+    /// What it is reached by.
+    pub transport: Transport,
+    /// Its connection.
+    pub conn: ConnId,
+    /// Queue Identifier.
+    pub qid: u16,
+    /// Entries: the most commands that are ever outstanding.
+    pub entries: u16,
+    /// Commands that are not completed, about now.
+    pub outstanding: u64,
+}
+
 impl Target {
+    /// Every I/O queue, by controller.
+    pub fn io_queue_reports(&self) -> impl Iterator<Item = QueueReport<'_>> {
+        self.controllers.values().flat_map(|controller| {
+            let queues = controller.io_queues.iter();
+            queues.map(|(qid, record)| QueueReport {
+                association: &controller.association,
+                transport: controller.transport,
+                conn: record.conn,
+                qid: *qid,
+                entries: record.entries,
+                outstanding: record.shared.outstanding(),
+            })
+        })
+    }
+
+    /// How many Connects were refused so far, by
+    /// [`RefuseReason::word`](crate::RefuseReason::word).
+    #[must_use]
+    pub fn refused_counts(&self) -> BTreeMap<&'static str, u64> {
+        self.refused.clone()
+    }
+
+    /// How many associations have ended so far, by [`DisconnectReason::word`]; `host`: it, or the
+    /// network, closed the connection. Those of discovery are left out.
+    #[must_use]
+    pub fn ended_counts(&self) -> BTreeMap<&'static str, u64> {
+        self.ended.clone()
+    }
+
     /// Every association, in the order of their connects.
     pub fn associations(&self) -> impl Iterator<Item = AssociationReport<'_>> {
         let controllers = self.controllers.values();

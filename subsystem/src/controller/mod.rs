@@ -20,7 +20,7 @@ use crate::aer::AsyncEvents;
 use crate::bounds::DISCOVERY_KATO_MS;
 use crate::config::Transport;
 use crate::control::CrossResets;
-use crate::counters::{NamespaceCounters, QueueCounters};
+use crate::counters::{HostCounters, NamespaceCounters, QueueCounters};
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
@@ -64,6 +64,8 @@ pub(crate) struct Instance {
 #[derive(Debug)]
 pub(crate) struct IoQueueRecord {
     pub(crate) conn: ConnId,
+    /// Entries of the queue.
+    pub(crate) entries: u16,
     pub(crate) shared: Arc<QueueShared>,
     /// What it counts in, last, and what it counted in before its controller showed more
     /// namespaces.
@@ -76,6 +78,12 @@ impl IoQueueRecord {
     /// What it did, by namespace.
     pub(crate) fn counted(&self) -> impl Iterator<Item = (u32, QueueCounters)> {
         self.counters.iter().flat_map(NamespaceCounters::iter)
+    }
+
+    /// The same with errors, where there was anything.
+    pub(crate) fn of_host(&self) -> impl Iterator<Item = (u32, HostCounters)> {
+        let all = self.counters.iter().flat_map(NamespaceCounters::of_host);
+        all.filter(|(_, counters)| !counters.is_empty())
     }
 
     /// What it did with one namespace.

@@ -176,6 +176,7 @@ impl IoQueue {
                 return IoStep::Complete(self.accounting.answer(cid, status, 0));
             }
         };
+        self.shared.set_outstanding(self.accounting.outstanding());
         if sqe.is_fabrics() {
             return self.handle_fabrics(sqe, permit);
         }
@@ -252,7 +253,7 @@ impl IoQueue {
             ..permit.trace
         };
         let status = self.record(permit.cid, &trace, error.status, error.location);
-        IoStep::Complete(self.accounting.complete(permit, status, 0))
+        IoStep::Complete(self.answered(permit, status, 0))
     }
 
     fn refuse(&mut self, sqe: &Sqe, permit: Permit, error: &CommandError) -> IoStep {
@@ -262,7 +263,7 @@ impl IoQueue {
             trace.lba = error.value;
         }
         let status = self.record(permit.cid, &trace, error.status, error.location);
-        IoStep::Complete(self.accounting.complete(permit, status, 0))
+        IoStep::Complete(self.answered(permit, status, 0))
     }
 
     /// Completes a command: the response capsule to send. `dw0` is the command specific result.
@@ -276,7 +277,8 @@ impl IoQueue {
         match trace.effect {
             Effect::Read => self.counters.add_read(trace.nsid, bytes),
             Effect::Write => self.counters.add_write(trace.nsid, bytes),
-            Effect::Other | Effect::Control | Effect::Unwaited => {}
+            Effect::Other | Effect::Control => self.counters.add_other(trace.nsid),
+            Effect::Unwaited => {}
         }
         self.drains.leave(&permit);
         let status = if status.is_success() {
@@ -284,7 +286,14 @@ impl IoQueue {
         } else {
             self.record(permit.cid, &trace, status, ErrorLocation::Unspecified)
         };
-        self.accounting.complete(permit, status, dw0)
+        self.answered(permit, status, dw0)
+    }
+
+    /// The completion of a command, which is not outstanding any more.
+    fn answered(&mut self, permit: Permit, status: Status, dw0: u32) -> Cqe {
+        let cqe = self.accounting.complete(permit, status, dw0);
+        self.shared.set_outstanding(self.accounting.outstanding());
+        cqe
     }
 
     /// Begins an [`Action::DrainIo`](crate::Action::DrainIo): it is over when every command for the
@@ -346,11 +355,7 @@ impl IoQueue {
     /// Writes an error into the controller's Error Information log. Returns the status with More
     /// set, which tells the host that it is there.
     fn record(&self, cid: u16, trace: &Trace, status: Status, location: ErrorLocation) -> Status {
-        // Base 2.0, Figure 207, Media and Data Integrity Errors: data that could not be recovered
-        // or kept. A Compare that finds a difference has done its work.
-        if matches!(status, Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR) {
-            self.counters.add_media_error(trace.nsid);
-        }
+        self.counters.add_error(trace.nsid, status);
         self.shared.record_error(&ErrorRecord {
             count: self.controller.next_error(),
             qid: self.qid,

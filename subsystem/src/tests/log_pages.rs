@@ -205,6 +205,18 @@ fn health_counts_what_was_really_moved() {
     assert_eq!(health.power_on_hours.get(), 2);
     // Room temperature; 0 K sets off monitors.
     assert_eq!(health.composite_temperature_kelvins.get(), 273 + 25);
+    // The same by host, with the queue that is gone.
+    let counts = bench.target.host_counts();
+    let [(place, counters)] = counts.pairs.iter().collect::<Vec<_>>()[..] else {
+        panic!("{counts:?}")
+    };
+    assert_eq!((&place.subnqn, place.nsid), (&subnqn(), 1));
+    let commands = &counters.commands;
+    assert_eq!((commands.read_commands, commands.write_commands), (4, 6));
+    let of = |status: Status| counters.errors[&Some(status.to_bits())];
+    assert_eq!(of(Status::UNRECOVERED_READ_ERROR), 2);
+    assert_eq!((of(Status::COMPARE_FAILURE), counters.errors.len()), (2, 2));
+    assert_eq!((counts.pairs_dropped, counts.commands_not_kept), (0, 0));
 }
 
 fn health(bench: &mut Bench, association: &Association, nsid: u32) -> HealthLog {
