@@ -1,6 +1,7 @@
 //! From the file as written to the configuration: defaults, bounds, contradictions.
 
 mod ana;
+mod metrics;
 mod nfs;
 mod subsystem;
 
@@ -86,6 +87,7 @@ pub(crate) fn check(read: Read, texts: &Texts) -> Result<Config, ConfigError> {
         }
     };
     let nfs = checker.nfs(&raw, &listeners);
+    let metrics = checker.metrics(&raw.metrics, &listeners);
     let mut problems = checker.problems;
     problems.retain(|problem| !not_read.iter().any(|cause| follows(problem, cause)));
     // A key before its value.
@@ -99,6 +101,7 @@ pub(crate) fn check(read: Read, texts: &Texts) -> Result<Config, ConfigError> {
         listeners,
         subsystems,
         nfs,
+        metrics,
     })
 }
 

@@ -10,8 +10,8 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
 use uuid::Uuid;
 
 use crate::{
-    Access, Backing, Config, DirectIo, LbaSize, Listener, Namespace, Nfs, Reactors, Subsystem,
-    Transports,
+    Access, Backing, Config, DirectIo, LbaSize, Listener, Metrics, Namespace, Nfs, Reactors,
+    Subsystem, Transports,
 };
 
 impl Config {
@@ -45,6 +45,14 @@ impl Config {
                 "export",
                 nfs.exports.iter().chain(&nfs.absent).map(export),
             );
+        }
+        if self.metrics != Metrics::default() {
+            let mut table = Table::new();
+            if let Some(listen) = self.metrics.listen {
+                put(&mut table, "listen", listen.to_string());
+            }
+            put(&mut table, "sample", i64::from(self.metrics.sample));
+            root.insert("metrics", Item::Table(table));
         }
         document.to_string()
     }

@@ -49,14 +49,14 @@ pub use error::ConfigError;
 pub use files::WrittenFile;
 pub use identity::{namespace_uuid, other_namespace_uuid};
 pub use limits::{
-    ALLOWED_HOSTS_MAX, CLIENTS_MAX, CONFIG_BYTES_MAX, DEFAULT_NFS_PORT, DEFAULT_NFS_RDMA_PORT,
-    DEFAULT_PORT, EXPORTS_MAX, IN_CAPSULE_DATA_BYTES, LISTENERS_MAX, NAMESPACES_MAX,
-    NFS_ADDRESSES_MAX, SUBSYSTEMS_MAX, TRANSFER_BYTES_MAX,
+    ALLOWED_HOSTS_MAX, CLIENTS_MAX, CONFIG_BYTES_MAX, DEFAULT_METRICS_PORT, DEFAULT_NFS_PORT,
+    DEFAULT_NFS_RDMA_PORT, DEFAULT_PORT, EXPORTS_MAX, IN_CAPSULE_DATA_BYTES, LISTENERS_MAX,
+    NAMESPACES_MAX, NFS_ADDRESSES_MAX, SUBSYSTEMS_MAX, TRANSFER_BYTES_MAX,
 };
 pub use listen::{ListenAddresses, ListenError, parse_listen};
 pub use machine::next_step::{deleted_and_open, names_left};
 pub use model::{
-    Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, Nfs, ProviderChoice,
+    Access, Config, DirectIo, LbaSize, Listener, LogLevel, Metrics, Namespace, Nfs, ProviderChoice,
     QueueBounds, Reactors, Subsystem, Target, Transports, WordError,
 };
 pub use problem::{At, Problem, ProblemDetails, ProblemKind, Problems, Warning};

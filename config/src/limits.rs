@@ -32,6 +32,12 @@ pub const ALLOWED_HOSTS_MAX: usize = 4096;
 pub const DEFAULT_NFS_PORT: u16 = 2049;
 /// The port of NFS over RDMA (IANA, `nfsrdma`; RFC 8267, section 7).
 pub const DEFAULT_NFS_RDMA_PORT: u16 = 20049;
+/// Where metrics are told, where an address alone is written.
+pub const DEFAULT_METRICS_PORT: u16 = 9899;
+/// Of so many commands the stages of one are timed. Six looks at the clock are some 500
+/// instructions: of one command in 64, less than ten for each.
+pub(crate) const DEFAULT_METRICS_SAMPLE: u32 = 64;
+pub(crate) const METRICS_SAMPLE: RangeInclusive<u64> = 0..=1_000_000;
 /// Most addresses of `[nfs]`, as many as listeners.
 pub const NFS_ADDRESSES_MAX: usize = LISTENERS_MAX;
 /// Most `[[export]]` tables: each is a directory that is kept open.

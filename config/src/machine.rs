@@ -66,6 +66,7 @@ impl Config {
         let mut findings = Findings::default();
         self.check_namespaces(&mut findings);
         exports::check(self, &mut findings);
+        self.check_metrics(&mut findings);
         opened.check_opened(claims, &mut findings);
         findings
     }
@@ -143,6 +144,18 @@ impl Config {
                     );
                 }
             }
+        }
+    }
+
+    /// There is no password.
+    fn check_metrics(&self, findings: &mut Findings) {
+        let listen = self.metrics.listen;
+        if let Some(listen) = listen.filter(|listen| !listen.ip().is_loopback()) {
+            let message = format!(
+                "whatever reaches {listen} reads the names of hosts, and what they do; 127.0.0.1:{} is for this machine alone",
+                listen.port()
+            );
+            findings.warning("metrics.listen", message);
         }
     }
 
@@ -413,6 +426,20 @@ mod tests {
         let config = config("", &format!("path = {path:?}"));
         assert_eq!(config.check_machine().unwrap().len(), 1);
         assert_eq!(config.check_machine_opening(|_, _| true).unwrap(), []);
+    }
+
+    #[test]
+    fn metrics_for_other_machines_are_a_warning() {
+        let mut config = config("", "ram = 4096");
+        config.metrics.listen = Some("127.0.0.1:9899".parse().unwrap());
+        assert_eq!(config.check_machine().unwrap(), []);
+        config.metrics.listen = Some("0.0.0.0:9899".parse().unwrap());
+        let warnings = config.check_machine().unwrap();
+        assert_eq!(
+            warnings[0].to_string(),
+            "metrics.listen: whatever reaches 0.0.0.0:9899 reads the names of hosts, and what they \
+             do; 127.0.0.1:9899 is for this machine alone"
+        );
     }
 
     #[test]

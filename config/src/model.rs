@@ -25,6 +25,26 @@ pub struct Config {
     pub subsystems: Vec<Subsystem>,
     /// The directories that it serves to NFS clients, and how; `None` without one.
     pub nfs: Option<Nfs>,
+    /// How what is counted is told.
+    pub metrics: Metrics,
+}
+
+/// `[metrics]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metrics {
+    /// Where it is told over HTTP, to whatever asks; `None`: nowhere.
+    pub listen: Option<SocketAddr>,
+    /// Of so many commands the stages of one are timed, up to 1,000,000; 0: of none.
+    pub sample: u32,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            sample: crate::limits::DEFAULT_METRICS_SAMPLE,
+        }
+    }
 }
 
 /// `[nfs]` and every `[[export]]`.

@@ -16,7 +16,7 @@ use crate::machine::exports::no_directory;
 use crate::machine::next_step::with_next_step;
 use crate::{
     Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, ListenAddresses, Listener,
-    LogLevel, Namespace, Nfs, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds,
+    LogLevel, Metrics, Namespace, Nfs, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds,
     Reactors, Subsystem, Target, Transports, identity, limits,
 };
 
@@ -151,6 +151,7 @@ impl Config {
             queues: QueueBounds::default(),
             listeners: Vec::new(),
             subsystems: Vec::new(),
+            metrics: Metrics::default(),
             nfs: Some(Nfs {
                 tcp: at(tcp).filter(|_| of.transports.tcp).collect(),
                 rdma: at(rdma).filter(|_| of.transports.rdma).collect(),
@@ -261,6 +262,7 @@ impl Config {
                 absent: Vec::new(),
             }],
             nfs: None,
+            metrics: Metrics::default(),
         })
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct RawConfig {
     pub(crate) nfs: Option<Spanned<RawNfs>>,
     #[serde(default)]
     pub(crate) export: Vec<Spanned<RawExport>>,
+    #[serde(default)]
+    pub(crate) metrics: RawMetrics,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -49,6 +51,13 @@ pub(crate) struct RawTarget {
 pub(crate) struct RawQueues {
     pub(crate) io_queues_max: Field<u64>,
     pub(crate) depth_max: Field<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawMetrics {
+    pub(crate) listen: Field<String>,
+    pub(crate) sample: Field<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -180,6 +189,7 @@ pub(crate) enum TableKind {
     Export,
     /// Of an export, or a text: its network.
     Client,
+    Metrics,
 }
 
 impl TableKind {
@@ -196,6 +206,7 @@ impl TableKind {
             Self::Nfs => "[nfs]",
             Self::Export => "[[export]]",
             Self::Client => "[[export.clients]]",
+            Self::Metrics => "[metrics]",
         }
     }
 
@@ -212,6 +223,7 @@ impl TableKind {
             Self::Nfs => keys_of::<RawNfs>(),
             Self::Export => keys_of::<RawExport>(),
             Self::Client => keys_of::<RawClient>(),
+            Self::Metrics => keys_of::<RawMetrics>(),
         }
     }
 
@@ -225,6 +237,7 @@ impl TableKind {
                 ("subsystem", Self::Subsystem, true),
                 ("nfs", Self::Nfs, false),
                 ("export", Self::Export, true),
+                ("metrics", Self::Metrics, false),
             ],
             Self::Subsystem => &[
                 ("namespace", Self::Namespace, true),
@@ -237,7 +250,8 @@ impl TableKind {
             | Self::Namespace
             | Self::Ana
             | Self::Nfs
-            | Self::Client => &[],
+            | Self::Client
+            | Self::Metrics => &[],
         }
     }
 }
@@ -332,7 +346,7 @@ mod tests {
     use super::TableKind;
     use crate::{Config, DEFAULT_NFS_PORT, DEFAULT_NFS_RDMA_PORT, DEFAULT_PORT, Size, limits};
 
-    const KINDS: [TableKind; 9] = [
+    const KINDS: [TableKind; 10] = [
         TableKind::Target,
         TableKind::Queues,
         TableKind::Listener,
@@ -342,6 +356,7 @@ mod tests {
         TableKind::Nfs,
         TableKind::Export,
         TableKind::Client,
+        TableKind::Metrics,
     ];
 
     /// The cells of each key of the tables in `docs/configuration.md`, by kind of table and key.
@@ -516,6 +531,12 @@ mod tests {
                 "memory",
                 Size(limits::DEFAULT_NFS_MEMORY_BYTES).to_string(),
                 sizes(&limits::NFS_MEMORY_BYTES),
+            ),
+            (
+                "[metrics]",
+                "sample",
+                limits::DEFAULT_METRICS_SAMPLE.to_string(),
+                numbers(&limits::METRICS_SAMPLE),
             ),
             (
                 "[[export]]",

@@ -61,7 +61,7 @@ fn an_unknown_key_names_the_nearest() {
     assert_eq!(
         error_with("[storage]\n"),
         "line 1: storage: there is no such key; expected one of target, queues, listener, subsystem, \
-         nfs, export"
+         nfs, export, metrics"
     );
     // A key is text of the file, and as long as it likes.
     let odd = format!("\"{}\\u001b[2J\" = 1", "k".repeat(100));

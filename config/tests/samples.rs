@@ -158,6 +158,8 @@ fn several_hosts() {
     );
     assert!(databases.serial.starts_with("RACK7-") && databases.serial != cache.serial);
     assert_eq!(databases.model, "Rack 7 storage");
+    let listen = "127.0.0.1:9899".parse().unwrap();
+    assert_eq!(config.metrics.listen, Some(listen));
     // A user of the sample keeps what is mounted while `capstan doctor` looks.
     assert!(config.subsystems.iter().all(|s| !s.end_older_association));
     let names = config.subsystems.iter().flat_map(|subsystem| {

@@ -1,6 +1,8 @@
 //! What a target answers. Fields may come with later versions of the program: unknown ones are
 //! passed over.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Answer to `version`.
@@ -55,6 +57,54 @@ pub struct Drained {
     /// Seconds until they are ended, where none are taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_s: Option<u64>,
+}
+
+/// What is counted of one thing, in the answer to `metrics`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metric {
+    /// Its name, without what OpenMetrics adds for its kind (`_total` of a counter).
+    pub name: String,
+    /// `counter`, `gauge`, `histogram` or `info`.
+    pub kind: String,
+    /// Its values.
+    pub samples: Vec<MetricSample>,
+}
+
+/// A value of a metric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MetricSample {
+    /// What it is of.
+    pub labels: BTreeMap<String, String>,
+    /// The value.
+    pub value: MetricValue,
+}
+
+/// A number, or how often times of each length came.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum MetricValue {
+    /// A number.
+    Number(f64),
+    /// Times.
+    Times(Times),
+}
+
+/// How often times of each length came.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// From the shortest ones on. What is in one is in none of the others.
+    pub buckets: Vec<Bucket>,
+    /// The sum of all of them, in seconds.
+    pub sum_s: f64,
+}
+
+/// How often times of a length came.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// The longest of them, in seconds; `None` of those that are longer than all bounds.
+    pub up_to_s: Option<f64>,
+    /// How many.
+    pub count: u64,
 }
 
 /// The configuration of a target, and what was changed since it was read.

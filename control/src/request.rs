@@ -16,6 +16,11 @@ pub enum Request {
     /// [`answer::Status`]: crate::answer::Status
     #[serde(rename = "status")]
     Status {},
+    /// What is counted, as `docs/metrics.md` lists it: a list of [`answer::Metric`].
+    ///
+    /// [`answer::Metric`]: crate::answer::Metric
+    #[serde(rename = "metrics")]
+    Metrics {},
     /// Read the configuration again and carry out what has changed: [`answer::Changed`].
     ///
     /// [`answer::Changed`]: crate::answer::Changed

@@ -1,5 +1,6 @@
 //! The NFS server.
 //!
+//! * [`counters`]: what is counted of calls.
 //! * [`rpcbind`]: tells rpcbind of this machine where the programs are.
 //! * [`service`]: calls in, replies out, over [`state`] and `capstan_exports`.
 //! * [`state`]: clients, sessions, opens, locks and their recovery, of NFS version 4.1 and 4.2.
@@ -16,6 +17,7 @@
     )
 )]
 
+pub mod counters;
 pub mod rpcbind;
 pub mod service;
 pub mod state;

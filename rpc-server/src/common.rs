@@ -45,6 +45,7 @@ impl Common {
         match self.peers.begin(wire, peer) {
             Ok((number, displaced)) => {
                 self.displaced.extend(displaced);
+                self.program.connections(self.peers.count());
                 tracing::debug!(%peer, number = number.0, ?wire, "a connection begins");
                 Some((number, self.calls.turns.begin(Source::of(peer.ip()))))
             }
@@ -70,6 +71,7 @@ impl Common {
     pub(crate) fn end(&mut self, name: ConnectionName, peer: SocketAddr, under_way: usize) {
         let (_, number) = name;
         self.peers.end(name, peer);
+        self.program.connections(self.peers.count());
         self.calls.turns.end(Source::of(peer.ip()));
         self.calls.connection_ended(number, under_way);
     }

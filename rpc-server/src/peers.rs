@@ -129,7 +129,7 @@ impl Peers {
         }
     }
 
-    const fn count(&self) -> usize {
+    pub(crate) const fn count(&self) -> usize {
         self.tcp.count.saturating_add(self.rdma.count)
     }
 

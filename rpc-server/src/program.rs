@@ -144,6 +144,12 @@ pub trait Program: Send + Sync + 'static {
         None
     }
 
+    /// There are so many connections, after one has come or gone. It must not block: the thread
+    /// that owns all connections tells.
+    fn connections(&self, count: usize) {
+        let _ = count;
+    }
+
     /// A connection has ended, and no call of it is under way. It may block.
     fn ended(&self, connection: ConnectionNumber);
 }

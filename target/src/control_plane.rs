@@ -22,6 +22,7 @@ use crate::limits::MAILBOX_BOUND;
 use crate::listening::Listening;
 use crate::lost::{Lost, Noted, Said, What};
 use crate::media::{Change, Media};
+use crate::metrics::Metrics;
 use crate::plan::Export;
 use crate::reservations::{Keeper, Reservations};
 use crate::unended::Unended;
@@ -71,7 +72,7 @@ pub(crate) fn conn_id(reactor: usize, serial: u64) -> ConnId {
     ConnId((reactor as u64) << REACTOR_SHIFT | serial)
 }
 
-fn reactor_of(conn: ConnId) -> usize {
+pub(crate) fn reactor_of(conn: ConnId) -> usize {
     usize::try_from(conn.0 >> REACTOR_SHIFT).unwrap_or(usize::MAX)
 }
 
@@ -102,6 +103,7 @@ pub(crate) struct ControlPlane {
     unended: Unended,
     /// What keeps reservations.
     keeper: OnceLock<Keeper>,
+    metrics: Metrics,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
@@ -117,12 +119,14 @@ impl ControlPlane {
             allocations: Allocations::default(),
             unended: Unended::default(),
             keeper: OnceLock::new(),
+            metrics: Metrics::default(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
     }
 
     /// Names the reactors. Called once, before the first of them runs.
     pub(crate) fn set_reactors(&self, reactors: Vec<Sender<Message>>) {
+        self.metrics.set_reactors(reactors.len());
         // A second call would be a bug of `serve`; the first list stays.
         let _ = self.reactors.set(reactors);
     }
@@ -357,6 +361,7 @@ impl ControlPlane {
     /// A namespace is about to be on a new backend.
     pub(crate) fn backend_opened(&self, export: &Export) {
         self.media.add(export);
+        self.metrics.backend_opened(export);
         self.allocations.add(export.backend, &export.store);
         self.lost.find(export);
     }
@@ -375,6 +380,11 @@ impl ControlPlane {
 
     pub(crate) fn media(&self) -> &Media {
         &self.media
+    }
+
+    /// What is counted.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// What keeps reactors that are to end.
@@ -432,6 +442,7 @@ impl ControlPlane {
     /// No namespace is on a backend any more.
     pub(crate) fn backend_closed(&self, backend: BackendId) {
         self.media.remove(backend);
+        self.metrics.backend_closed(backend);
         self.allocations.remove(backend);
         self.lost.remove(backend);
         self.broadcast(|| Message::CloseVolume(backend));

@@ -22,6 +22,7 @@ mod listening;
 pub mod log;
 pub mod lost;
 mod media;
+pub mod metrics;
 mod nfs;
 pub mod operate;
 mod overlaps;

@@ -18,6 +18,9 @@ pub(crate) const BRIEF_PATH_CHARS_MAX: usize = 64;
 pub(crate) const STATUS_CHARS_MAX: usize = 800;
 /// Largest transfer of one command, in bytes (MDTS).
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+/// Turns of a reactor after which it says again what memory it has: that costs some 30
+/// instructions. One that sleeps says it before.
+pub(crate) const TURNS_PER_REPORT: u32 = 64;
 /// Answers from disks that are passed on per turn. Disks tend to end many operations at once: the
 /// host takes up the first of them, and the disk gets new ones, while the last are being sent.
 pub(crate) const DISK_ANSWERS_PER_TURN: usize = 4;

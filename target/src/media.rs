@@ -24,6 +24,7 @@ use capstan_subsystem::{BackendId, Geometry};
 use crate::control_plane::ControlPlane;
 use crate::limits::{LOOK_PATIENCE, LOOKS_AT_ONCE_MAX};
 use crate::lost::{Said, What};
+use crate::metrics::BackendMetrics;
 use crate::plan::Export;
 use failures::Failures;
 use looks::{Asked, Round};
@@ -47,6 +48,7 @@ struct Watched {
     nsid: u32,
     /// What hosts see.
     shown: Geometry,
+    counted: Arc<BackendMetrics>,
     bytes: u64,
     place: Place,
 }
@@ -92,6 +94,7 @@ impl Media {
             subnqn: export.subnqn.clone(),
             nsid: export.nsid,
             shown: export.shown,
+            counted: Arc::clone(&export.counted),
             bytes,
             place: Place::AtPath,
         };
@@ -108,6 +111,7 @@ impl Media {
             subnqn: watched.subnqn.clone(),
             nsid: watched.nsid,
             shown: watched.shown,
+            counted: Arc::clone(&watched.counted),
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -23,6 +24,7 @@ use crate::io_path::discovery_controllers;
 use crate::lba_size::{LbaSizes, out_of_reach};
 use crate::limits::{IN_CAPSULE_BYTES, STRANGER_RECEIVES, UNFINISHED_TIMEOUT};
 use crate::listening::{AtStart, port_config};
+use crate::metrics::BackendMetrics;
 use crate::reservations::Named;
 use crate::unfinished;
 
@@ -39,6 +41,8 @@ pub(crate) struct Export {
     pub(crate) nsid: u32,
     /// What hosts see of it at first.
     pub(crate) shown: capstan_subsystem::Geometry,
+    /// What reactors do on it.
+    pub(crate) counted: Arc<BackendMetrics>,
 }
 
 /// Opens every volume of the configuration and fills the subsystems. So many `reactors` will have
@@ -147,12 +151,15 @@ impl Opening<'_> {
         {
             tracing::warn!("{warning}");
         }
+        let name = store.name().to_string();
+        let counted = BackendMetrics::new(name, subnqn.clone(), nsid, self.reactors);
         let export = Export {
             backend,
             store,
             subnqn: subnqn.clone(),
             nsid,
             shown: shown.geometry,
+            counted: Arc::new(counted),
         };
         Ok((export, shown))
     }

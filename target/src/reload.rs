@@ -20,6 +20,7 @@ use crate::identities::{Identities, Kept};
 use crate::lba_size::{LbaSizes, Unknown};
 use crate::limits::OPEN_TIMEOUT;
 use crate::listening;
+use crate::metrics::Told;
 use crate::nfs::Files;
 use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, ana_states, host_policy, subsystem_config};
@@ -60,6 +61,8 @@ pub(crate) struct Served {
     unknown: Vec<Unknown>,
     /// What is configured and not there yet.
     waits: Vec<Wait>,
+    /// Where what is counted is told.
+    told: Told,
 }
 
 /// What a reload is carried out by.
@@ -95,9 +98,9 @@ impl Served {
         config: &Config,
         ports: Ports,
         unknown: Vec<Unknown>,
-        lba_sizes: LbaSizes,
-        identities: Identities,
+        (lba_sizes, identities): (LbaSizes, Identities),
         nfs: Option<Files>,
+        told: Told,
     ) -> Self {
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let nqn = &subsystem.nqn;
@@ -120,6 +123,7 @@ impl Served {
             ports,
             unknown,
             waits: Vec::new(),
+            told,
         }
     }
 
@@ -245,6 +249,8 @@ impl Served {
         let claim = |files: &Files| files.claim(opened);
         let claims = self.nfs.as_ref().map(claim).transpose();
         let claims = claims.context("nothing was changed")?;
+        let told = self.told.prepare(&wanted.metrics, control);
+        let told = told.context("nothing was changed")?;
         let prepared = self.prepare(&difference, reactors)?;
         let reopened = self.reopen(&difference, control, reactors)?;
         let added = prepared.iter().map(|p| &p.export);
@@ -331,6 +337,7 @@ impl Served {
         }
         self.opened.follow(&wanted, is_added);
         let silent = exports::absent_and_served(&wanted, &self.config);
+        self.told.replace(told, control);
         if wanted.target.log != self.config.target.log {
             crate::log::set_level(wanted.target.log.as_str());
         }

@@ -105,10 +105,13 @@ fn threads_of(reactors: u64) -> u64 {
     PROCESS_THREADS.saturating_add(REACTOR_THREADS.saturating_mul(reactors))
 }
 
-/// With those of NFS.
+/// With those of NFS, and the one that tells metrics.
 fn all_threads(config: &Config, reactors: u64) -> u64 {
     let of_nfs = config.nfs.as_ref().map_or(0, nfs::threads);
-    threads_of(reactors).saturating_add(of_nfs)
+    let of_metrics = u64::from(config.metrics.listen.is_some());
+    threads_of(reactors)
+        .saturating_add(of_nfs)
+        .saturating_add(of_metrics)
 }
 
 /// The memory that may be locked, which a target that starts finds out for itself: what is wrong

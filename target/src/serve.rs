@@ -13,8 +13,8 @@ use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_nvme_proto::text::Count;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::log::LastLines;
-use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
-use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce, Volume};
+use capstan_reactor::{Mailbox, RunError, Runner, SpinBudget, mailbox, pin_to_core};
+use capstan_storage::{Engine, FixedBuffers, Gate, ReadAtOnce};
 use capstan_subsystem::Target;
 use capstan_transport::tcp::NVME_TCP;
 use capstan_transport::tcp::staging::Staging;
@@ -26,7 +26,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
-use crate::io_path::{IoPath, Parts, discovery_controllers};
+use crate::io_path::{IoPath, Opened, Parts, discovery_controllers};
 use crate::lba_size::{LbaSizes, Unknown};
 use crate::limits::{
     CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
@@ -35,6 +35,7 @@ use crate::limits::{
 use crate::listening::{self, AtStart};
 use crate::lost;
 use crate::media::Watch;
+use crate::metrics::Told;
 use crate::nfs::{self, NfsServer};
 use crate::plan::{Export, build, queue_pool_bytes};
 use crate::ports::Ports;
@@ -58,6 +59,8 @@ pub struct Running {
     is_without_nfs: bool,
     /// Where it listens, with the ports that the kernel chose.
     pub addresses: Vec<SocketAddr>,
+    /// Where metrics were told when it was started, with the port that the kernel chose.
+    pub metrics_address: Option<SocketAddr>,
 }
 
 /// Serves `config` until SIGTERM or SIGINT, then drains. SIGHUP reads the file again that it was
@@ -219,7 +222,14 @@ impl Running {
         control.tell_of_lost();
         // Before a client can open what hosts write.
         let files = nfs::Files::open(config)?;
-        let mut served = Served::new(config, ports, unknown, lba_sizes, identities, files);
+        control
+            .metrics()
+            .set_budget(config.target.memory_budget_bytes);
+        // Before anything is served: what it says goes with a start that does not come to that.
+        let mut told = Told::default();
+        told.replace(told.prepare(&config.metrics, &control)?, &control);
+        let metrics_address = told.address();
+        let mut served = Served::new(config, ports, unknown, (lba_sizes, identities), files, told);
         served.wait_for(&listeners);
         let mut running = Self {
             control,
@@ -229,6 +239,7 @@ impl Running {
             nfs: None,
             is_without_nfs: false,
             addresses: Vec::new(),
+            metrics_address,
         };
         let kinds = AtStart::kinds(&listeners);
         let started = mailboxes
@@ -270,7 +281,12 @@ impl Running {
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(files), Some(nfs)) = (served.files_mut(), &config.nfs) {
             match files.serve(nfs) {
-                Ok(server) => self.nfs = Some(server),
+                Ok(server) => {
+                    if let Some(service) = files.service() {
+                        self.control.metrics().set_nfs(service);
+                    }
+                    self.nfs = Some(server);
+                }
                 // Hosts have what is not of NFS's clients.
                 Err(error) if nfs::is_damaged(&error) && !self.addresses.is_empty() => {
                     tracing::error!("{error:#}; {}", nfs::WITHOUT_NFS);
@@ -401,6 +417,7 @@ impl Starting {
     fn spawn(self) -> anyhow::Result<(ReactorThread, Vec<SocketAddr>)> {
         let (ready, set_up) = mpsc::channel();
         let reactor = self.reactor;
+        let spent = Arc::clone(&self.control.metrics().of_reactor(reactor).spent);
         let spin_us = u64::try_from(self.config.target.spin.as_micros()).unwrap_or(u64::MAX);
         let handle = thread::Builder::new()
             .name(format!("reactor-{reactor}"))
@@ -415,7 +432,7 @@ impl Starting {
                         return Ok(());
                     }
                 };
-                run(&mut path, SpinBudget { spin_us })
+                Runner::counting(spent).run(&mut path, SpinBudget { spin_us })
             })
             .context("no thread for a reactor")?;
         let addresses = set_up
@@ -444,13 +461,14 @@ impl Starting {
         let strangers = Pool::new(stranger_pages * PAGE_BYTES, Pages::Ordinary)?;
         let engine = rings::engine(reactors(&self.config))?;
         self.register(&engine, [&data, &queues]);
-        let mut volumes: FxHashMap<_, Box<dyn Volume>> = FxHashMap::default();
+        let mut volumes: FxHashMap<_, Opened> = FxHashMap::default();
         for export in self.exports.iter() {
-            volumes.insert(export.backend, export.store.open(&engine)?);
+            let volume = export.store.open(&engine)?;
+            volumes.insert(export.backend, Opened::new(volume, export, self.reactor));
         }
         let has_zeroes = volumes
             .values()
-            .any(|volume| matches!(volume.read_at_once(0, 1), ReadAtOnce::Zeroes));
+            .any(|opened| matches!(opened.volume.read_at_once(0, 1), ReadAtOnce::Zeroes));
         let zeroes = has_zeroes.then(|| Slab::new(TRANSFER_BYTES_MAX as usize, Pages::Ordinary));
         let control = self.control;
         let mut managers = Vec::new();
@@ -481,6 +499,7 @@ impl Starting {
             strangers,
             places,
             zeroes: zeroes.transpose()?,
+            metrics: control.metrics().of_reactor(self.reactor),
         });
         let addresses = match self.reactor {
             0 => {

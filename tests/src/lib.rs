@@ -8,6 +8,7 @@ pub mod fio;
 pub mod host;
 pub mod lossy;
 pub mod one_image;
+pub mod open_metrics;
 pub mod place;
 pub mod process;
 pub mod program;

@@ -14,6 +14,8 @@ pub struct TestTarget {
     running: Option<Running>,
     /// Where it listens.
     pub addresses: Vec<SocketAddr>,
+    /// Where it tells metrics.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl TestTarget {
@@ -35,7 +37,9 @@ impl TestTarget {
         let config = Config::from_toml(toml).expect("the test's configuration is valid");
         let running = Running::start_behind(&config, gate).expect("the target starts");
         let addresses = running.addresses.clone();
+        let metrics = running.metrics_address;
         Self {
+            metrics,
             running: Some(running),
             addresses,
         }

@@ -169,6 +169,7 @@ fn what_comes_in_the_place_of_a_file_is_named_and_waited_out() {
     let reload = place.run(&["reload", "--discard"]);
     assert!(reload.status.success(), "{reload:?}");
     assert_eq!((why(2), why(3)), (None, None));
+    daemon.wait_for_log(&["namespace 2 of", "added"]);
     assert_eq!(daemon.count_log("namespace 2 of"), 3, "{:#?}", daemon.log());
     assert!(daemon.stop().success());
 }

@@ -284,6 +284,12 @@ impl Service {
         if let Some(late) = driven.state.take_grace_end() {
             tracing::info!("{}", grace_ended(&late));
         }
+        let counters = &self.counters;
+        let clients = driven.state.client_count();
+        counters
+            .clients
+            .set(u64::try_from(clients).unwrap_or(u64::MAX));
+        counters.opens.set(driven.state.open_count());
         left.awaited = driven.state.take_awaited();
         let records = driven.state.take_records();
         if !records.is_empty() {

@@ -38,6 +38,7 @@ use capstan_exports::{ExportId, Exports, FileError};
 use capstan_rpc_server::{Call, ConnectionNumber, Outcome, Program};
 use capstan_rpcrdma::xdr::Writer;
 
+use crate::counters::Counters;
 use crate::state::stable::file::StableFileError;
 use crate::state::{Config, ConnId};
 
@@ -83,6 +84,7 @@ pub struct Service {
     /// Exports whose file systems stand still.
     still: Mutex<Still>,
     owner: Box<[u8]>,
+    counters: Counters,
 }
 
 impl Service {
@@ -105,6 +107,7 @@ impl Service {
             heard_us: AtomicU64::new(u64::MAX),
             still: Mutex::default(),
             owner: settings.owner,
+            counters: Counters::default(),
         }))
     }
 
@@ -112,6 +115,12 @@ impl Service {
     #[must_use]
     pub const fn exports(&self) -> &Arc<Exports> {
         &self.exports
+    }
+
+    /// What is counted of calls.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// Exports were replaced: what clients have of those that are stale, or not there any more, is
@@ -202,6 +211,11 @@ impl Program for Service {
 
     fn on_time(&self) -> Option<Duration> {
         self.end_grace_in_time()
+    }
+
+    fn connections(&self, count: usize) {
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        self.counters.connections.set(count);
     }
 
     fn ended(&self, connection: ConnectionNumber) {

@@ -286,6 +286,12 @@ impl State {
         self.clients.confirmed_count()
     }
 
+    /// Opens of all clients.
+    #[must_use]
+    pub const fn open_count(&self) -> u64 {
+        self.opens.used()
+    }
+
     /// Bytes of all state, by the accounts of [`limits`]: kept replies apart.
     #[must_use]
     pub const fn bytes_used(&self) -> u64 {

@@ -108,6 +108,22 @@ const UNANNOUNCED: QueueSizes = QueueSizes {
 };
 
 impl Refusal {
+    /// Of what kind it is, in a word or two (`metrics::reactor::REFUSED`).
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Request(CmRefusal::UnknownPort) => "listener-removed",
+            Self::Request(_) => "bad-request",
+            Self::Resources(_) => "no-resources",
+            Self::Share { .. } => "share-of-receives",
+            Self::Reserved { .. } => "receives-reserved",
+            Self::Cm(_) | Self::Socket(_) => "lost-before-accept",
+            Self::TcpOnly(_) => "transport-not-on-port",
+            Self::Draining => "shutting-down",
+            Self::Drained => "drained",
+            Self::Stuck { .. } => "reactor-stuck",
+        }
+    }
+
     fn status(&self) -> RejectStatus {
         match self {
             Self::Request(refusal) => refusal.reject_status(),
@@ -290,7 +306,9 @@ impl IoPath {
             }
             Err(why) => {
                 self.connections.unreserve(index);
-                log_refusal(peer, is_announced, &why.into());
+                let refusal = why.into();
+                self.note_refused(&refusal);
+                log_refusal(peer, is_announced, &refusal);
             }
         }
     }
@@ -310,7 +328,7 @@ impl IoPath {
         if let Some(&index) = self.index_of.get(&conn) {
             let why = "it made room for another one: too many connections are no queue yet, and most of them, and of those \
                        that became none, from its address";
-            self.begin_close(index, why);
+            self.begin_close(index, "made-room", why);
         }
     }
 
@@ -327,7 +345,12 @@ impl IoPath {
         self.unconnected.add(id, peer, known, deadline_us);
     }
 
+    fn note_refused(&self, refusal: &Refusal) {
+        self.resources.metrics.refused.add(refusal.word());
+    }
+
     fn refuse(&mut self, request: Request, refusal: &Refusal) {
+        self.note_refused(refusal);
         log_refusal(request.peer, request.private_data().is_some(), refusal);
         self.wires.refuse(request, refusal.status());
     }
@@ -342,8 +365,8 @@ impl IoPath {
     }
 
     /// Starts to wind a connection down.
-    pub(super) fn begin_close(&mut self, index: usize, cause: &str) {
-        self.close(index, &cause.into(), false);
+    pub(super) fn begin_close(&mut self, index: usize, word: &'static str, cause: &str) {
+        self.close(index, &Cause::new(word, cause), false);
     }
 
     /// The same; one that `gives_up` aborts it: nothing lingers, and nothing more of it is sent.
@@ -358,6 +381,7 @@ impl IoPath {
             self.unconnected.fail(connection.identity.id);
         }
         let is_queue = connection.association.is_some();
+        self.resources.metrics.ended.add(cause.word());
         cause.log(connection);
         let Identity { id, .. } = connection.identity;
         let queue = connection.identity.queue_id();
@@ -396,7 +420,13 @@ impl IoPath {
             };
             let (index, phase) = (connection.identity.index, connection.phase);
             match phase.overdue(now_us) {
-                Some(why) => self.begin_close(index, why),
+                Some(why) => {
+                    let word = match phase {
+                        Phase::Refused { .. } => "connect-refused",
+                        _ => "connect-timeout",
+                    };
+                    self.begin_close(index, word, why);
+                }
                 None => {
                     let deadline_us = phase.deadline_us();
                     earliest_us = earliest_us.into_iter().chain(deadline_us).min();

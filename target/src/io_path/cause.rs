@@ -11,6 +11,8 @@ use super::connection::Connection;
 /// Why a connection ends.
 #[derive(Debug)]
 pub(super) struct Cause {
+    /// Of what kind it is, in a word or two (`metrics::reactor::ENDED`).
+    word: &'static str,
     words: String,
     is_violation: bool,
 }
@@ -19,9 +21,24 @@ impl Cause {
     /// The host did what its transport or the protocol does not allow.
     pub(super) fn violation(words: impl Into<String>) -> Self {
         Self {
+            word: "violation",
             words: words.into(),
             is_violation: true,
         }
+    }
+
+    /// Of a kind that has a word.
+    pub(super) fn new(word: &'static str, words: impl Into<String>) -> Self {
+        Self {
+            word,
+            words: words.into(),
+            is_violation: false,
+        }
+    }
+
+    /// Of what kind it is.
+    pub(super) fn word(&self) -> &'static str {
+        self.word
     }
 
     /// Says in the log that the connection ends. A violation warns: it is a mistake of the host's
@@ -63,10 +80,7 @@ impl fmt::Display for Cause {
 
 impl From<String> for Cause {
     fn from(words: String) -> Self {
-        Self {
-            words,
-            is_violation: false,
-        }
+        Self::new("other", words)
     }
 }
 
@@ -80,10 +94,10 @@ impl From<EndReason> for Cause {
     fn from(why: EndReason) -> Self {
         match why {
             EndReason::Violation(what) => Self::violation(what),
-            EndReason::Lost(what) => what.into(),
-            EndReason::Host | EndReason::Controller | EndReason::DeviceRemoved => {
-                why.to_string().into()
-            }
+            EndReason::Lost(what) => Self::new("lost", what),
+            EndReason::Host => Self::new("host", why.to_string()),
+            EndReason::Controller => Self::new("controller", why.to_string()),
+            EndReason::DeviceRemoved => Self::new("device-removed", why.to_string()),
         }
     }
 }
@@ -91,6 +105,7 @@ impl From<EndReason> for Cause {
 impl From<DisconnectReason> for Cause {
     fn from(why: DisconnectReason) -> Self {
         Self {
+            word: why.word(),
             words: why.to_string(),
             is_violation: matches!(why, DisconnectReason::QueueOverrun { .. }),
         }

@@ -10,6 +10,7 @@ use capstan_transport::{Queue, QueueId, Tag};
 
 use super::command::{Command, Holds, Responding};
 use super::phase::Phase;
+use super::probe::Probe;
 use super::queue_shares::Charge;
 use super::stall::Progress;
 use crate::limits::{SGL_DESCRIPTORS_MAX, slots};
@@ -80,6 +81,8 @@ pub(super) struct Connection {
     pub(super) disk_outstanding: u32,
     /// Work requests that commands with several host buffers may have beyond their two.
     extra_wrs: u32,
+    /// The command that is timed.
+    pub(super) probe: Probe,
 }
 
 impl Connection {
@@ -106,6 +109,7 @@ impl Connection {
             progress: Progress::default(),
             disk_outstanding: 0,
             extra_wrs: 0,
+            probe: Probe::default(),
         }
     }
 
@@ -144,6 +148,7 @@ impl Connection {
 
     /// Frees a slot, with the room in the send queue that its command had.
     pub(super) fn free_slot(&mut self, slot: u16) {
+        self.probe.give_up(slot);
         if let Command::Responding(responding) = self.take_command(slot) {
             self.extra_wrs -= responding.extra_wrs();
         }
@@ -232,6 +237,7 @@ impl Connection {
                     self.spare = spare;
                 }
             }
+            self.probe.release(slot);
             self.free.push(slot);
         }
         self.in_flight_at_release = 1 + self.commands.len() - self.free.len();

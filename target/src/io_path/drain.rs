@@ -28,7 +28,11 @@ impl IoPath {
         if over {
             self.note_unended();
         }
-        self.end_quiet(over, |_| true, "the target is shutting down");
+        self.end_quiet(
+            over,
+            |_| true,
+            ("shutting-down", "the target is shutting down"),
+        );
         self.connections.indices().next().is_none()
     }
 
@@ -50,7 +54,7 @@ impl IoPath {
         self.end_quiet(
             over,
             |connection| connection.is_leaving,
-            "the target is drained",
+            ("drained", "the target is drained"),
         );
         let mut all = self.connections.all.iter().flatten();
         if !all.any(|connection| connection.is_leaving) {
@@ -60,7 +64,12 @@ impl IoPath {
 
     /// Ends connections without commands in flight of those that are `meant`, an Admin queue after
     /// its I/O queues; all of them when it is `over`.
-    fn end_quiet(&mut self, over: bool, meant: impl Fn(&Connection) -> bool, why: &'static str) {
+    fn end_quiet(
+        &mut self,
+        over: bool,
+        meant: impl Fn(&Connection) -> bool,
+        (cause, why): (&'static str, &'static str),
+    ) {
         let mut idle = Vec::new();
         let all = self.connections.all.iter_mut().flatten();
         for connection in all.filter(|connection| meant(connection)) {
@@ -73,7 +82,7 @@ impl IoPath {
             over || connection.is_some_and(|connection| !self.has_io_queues(connection))
         });
         for index in idle {
-            self.begin_close(index, why);
+            self.begin_close(index, cause, why);
         }
     }
 

@@ -7,7 +7,7 @@ use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
-use capstan_storage::{Data, ReadAtOnce};
+use capstan_storage::{Data, ReadAtOnce, Volume};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep};
 use capstan_transport::{
     Capsule, CapsuleData, Full, HostMemory, Landed, Pulled, Pushed, Queue, Source, Tag,
@@ -16,8 +16,9 @@ use capstan_transport::{
 use super::command::{Command, Holds, Responding, Work};
 use super::connection::Connection;
 use super::recv::land;
-use super::{Resources, admin, control, corrupt, on_medium, respond, waiting};
+use super::{Resources, admin, control, corrupt, on_medium, probe, respond, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
+use crate::metrics::Stage;
 
 /// Takes in a command of an I/O queue.
 pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
@@ -37,6 +38,10 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             HostMemory::default()
         }
     };
+    let is_timed = resources.is_next_timed();
+    if is_timed {
+        probe::begin(resources, connection, &result);
+    }
     let at_once = at_once(resources, connection, capsule, (&result, &host));
     // Only these two fields: a wide load of fields that narrower stores have just written fails
     // store forwarding, and waits for the non-temporal stores of the page before them.
@@ -49,12 +54,18 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             } = landed;
             connection.transport.post_again(receive, buffer);
         }
+        if is_timed {
+            return probe::answer(resources, connection, permit, host.invalidate());
+        }
         return respond::answer(resources, connection, permit, host.invalidate());
     }
     let Some(slot) = connection.take_slot() else {
         connection.transport.give_back(capsule.data.take());
         return resources.too_many_commands(connection);
     };
+    if is_timed {
+        connection.probe.enter(slot);
+    }
     match result {
         IoStep::Execute(io) => {
             if !land(capsule, connection) {
@@ -65,6 +76,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             keep_capsule_data(connection, capsule, &mut holds);
             let len_bytes = io.data_bytes;
             if at_once == AtOnce::Zeroes && push_zeroes(connection, &mut holds, len_bytes) {
+                resources.note_read(&io);
                 return respond::finish_io(resources, connection, slot, io, holds, Status::SUCCESS);
             }
             let len_bytes = buffer_bytes(&io, holds.host.is_in_capsule());
@@ -164,20 +176,22 @@ pub(super) fn read_at_once(
     let IoOperation::Read { range, fua } = io.operation else {
         return AtOnce::Not;
     };
-    let Some(volume) = resources.volumes.get(&io.namespace.backend) else {
+    let Some(opened) = resources.volumes.get(&io.namespace.backend) else {
         return AtOnce::Not;
     };
     let transport = &mut connection.transport;
     let len_bytes = io.data_bytes;
-    let memory = match volume.read_at_once(range.slba, range.nlb) {
+    let memory = match opened.volume.read_at_once(range.slba, range.nlb) {
         ReadAtOnce::Zeroes if !host.is_one_place() => return AtOnce::Zeroes,
         ReadAtOnce::Zeroes => {
             return match transport.push(host, Source::Zeroes(len_bytes)) {
                 Ok(Pushed::UntilReleased) if len_bytes <= READ_AT_ONCE_BYTES_MAX => {
                     // The device moves them.
+                    opened.counters.reads(len_bytes.into());
                     AtOnce::Done
                 }
                 Ok(_) => {
+                    opened.counters.reads(len_bytes.into());
                     resources.share.moved(len_bytes);
                     AtOnce::Done
                 }
@@ -209,6 +223,7 @@ pub(super) fn read_at_once(
     }
     match pushed {
         Ok(_) => {
+            opened.counters.reads(len_bytes.into());
             resources.share.moved(len_bytes);
             AtOnce::Done
         }
@@ -264,10 +279,23 @@ fn write_received(
     capsule: &mut Capsule,
     io: &IoCommand,
 ) -> bool {
-    let volume = resources.volumes.get(&io.namespace.backend);
-    let (IoOperation::Write { range, .. }, Some(volume)) = (io.operation, volume) else {
+    let opened = resources.volumes.get(&io.namespace.backend);
+    let (IoOperation::Write { range, .. }, Some(opened)) = (io.operation, opened) else {
         return false;
     };
+    let written = write_received_to(&*opened.volume, connection, capsule, range);
+    if written {
+        opened.counters.writes(io.data_bytes.into());
+    }
+    written
+}
+
+fn write_received_to(
+    volume: &dyn Volume,
+    connection: &mut Connection,
+    capsule: &mut Capsule,
+    range: LbaRange,
+) -> bool {
     if let CapsuleData::InPlace(in_place) = capsule.data {
         let mut asked = false;
         let written = connection.transport.consume(in_place, |data| {
@@ -302,12 +330,16 @@ fn write_at_once(resources: &Resources, io: &IoCommand, holds: &Holds) -> bool {
     if holds.host.is_in_capsule() {
         return false;
     }
-    let volume = resources.volumes.get(&io.namespace.backend);
-    let (Some(volume), Some((data, offset_bytes))) = (volume, holds.data()) else {
+    let opened = resources.volumes.get(&io.namespace.backend);
+    let (Some(opened), Some((data, offset_bytes))) = (opened, holds.data()) else {
         return false;
     };
     let data = data.raw().skip(offset_bytes as usize);
-    volume.write_at_once(range.slba, range.nlb, data)
+    let written = opened.volume.write_at_once(range.slba, range.nlb, data);
+    if written {
+        opened.counters.writes(io.data_bytes.into());
+    }
+    written
 }
 
 /// Bytes of buffer the command needs besides its in-capsule data.
@@ -338,6 +370,7 @@ pub(super) fn with_buffer(
     work: Work,
     mut holds: Holds,
 ) {
+    probe::passed(resources, connection, slot, Stage::WaitForBuffer);
     if !holds.host.is_remote() || !work.brings_data() {
         return on_data(resources, connection, slot, work, holds);
     }
@@ -360,6 +393,7 @@ pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, 
         sink,
         intact,
     } = pulled;
+    probe::passed(resources, connection, slot, Stage::Pull);
     let closing = connection.closing();
     if !intact && let Command::Pulling { work, .. } = connection.command(slot) {
         let cid = work.cid();

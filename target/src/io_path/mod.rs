@@ -15,7 +15,8 @@
 //! new association waits for), [`resources`] (what every command may need), [`unanswered`]
 //! (completions of disks), [`waiting`] (commands that wait for a buffer, for room or for their
 //! turn), [`lease`] (how many buffers an association may have), [`share`] (how much a turn moves),
-//! [`stall`] (hosts that make no progress). What differs from wire to wire is behind
+//! [`stall`] (hosts that make no progress), [`probe`] (how long a command is in each step). What
+//! differs from wire to wire is behind
 //! [`capstan_transport::Wires`] and its queues. One turn handles what is ready, then rings one
 //! doorbell per connection, continues some of the commands that waited and rings for those, and
 //! enters the kernel once for storage, however many operations there are.
@@ -35,6 +36,7 @@ mod fence;
 mod lease;
 mod on_medium;
 mod phase;
+mod probe;
 mod queue_shares;
 mod ranges;
 mod recv;
@@ -57,7 +59,7 @@ use std::sync::Arc;
 use capstan_memory::{Pool, Slab};
 use capstan_rdma::ProviderKind;
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
-use capstan_storage::{Completion, Engine, OpenError, Volume};
+use capstan_storage::{Completion, Engine, OpenError};
 use capstan_subsystem::{BackendId, ConnId, PortId};
 use capstan_transport::manager::{CmError, ListenerId};
 use capstan_transport::{Memory, Wires, wires};
@@ -69,6 +71,7 @@ pub(crate) use accept::Offered;
 pub(crate) use admin::LookingUp;
 use connections::Connections;
 use fence::Fences;
+pub(crate) use resources::Opened;
 use resources::Resources;
 use shutdown::Shutdowns;
 use stall::Looks;
@@ -77,7 +80,8 @@ pub(crate) use unconnected::discovery_controllers;
 use unconnected::{Places, Unconnected};
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::limits::LISTEN_BACKLOG;
+use crate::limits::{LISTEN_BACKLOG, TURNS_PER_REPORT};
+use crate::metrics::ReactorMetrics;
 use crate::plan::Export;
 
 /// A listener of a provider.
@@ -115,6 +119,8 @@ pub(crate) struct IoPath {
     resources: Resources,
     completions: Vec<Completion>,
     unanswered: Unanswered,
+    /// Turns so far.
+    turns: u32,
 }
 
 /// The parts of a reactor.
@@ -132,7 +138,7 @@ pub(crate) struct Parts {
     /// The storage engine.
     pub(crate) engine: Rc<Engine>,
     /// What is exported.
-    pub(crate) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
+    pub(crate) volumes: FxHashMap<BackendId, Opened>,
     /// Memory for data.
     pub(crate) data: Pool,
     /// Memory for receives and responses: its size decides how many hosts can connect.
@@ -143,6 +149,8 @@ pub(crate) struct Parts {
     pub(crate) places: u64,
     /// Zeroes to push, where a volume has LBAs that are known to be zero.
     pub(crate) zeroes: Option<Arc<Slab>>,
+    /// What it counts in.
+    pub(crate) metrics: Arc<ReactorMetrics>,
 }
 
 impl IoPath {
@@ -160,6 +168,7 @@ impl IoPath {
             strangers,
             places,
             zeroes,
+            metrics,
         } = parts;
         let memory = Memory {
             data,
@@ -186,9 +195,10 @@ impl IoPath {
             looks: Looks::default(),
             shutdown: Shutdowns::default(),
             fences: Fences::default(),
-            resources: Resources::new(memory, engine, volumes, control),
+            resources: Resources::new(memory, engine, volumes, control, metrics),
             completions: Vec::new(),
             unanswered: Unanswered::default(),
+            turns: 0,
         }
     }
 
@@ -258,7 +268,8 @@ impl IoPath {
 
     fn open_volume(&mut self, export: &Export) -> Result<(), OpenError> {
         let volume = export.store.open(&self.resources.engine)?;
-        self.resources.volumes.insert(export.backend, volume);
+        let opened = Opened::new(volume, export, self.reactor);
+        self.resources.volumes.insert(export.backend, opened);
         Ok(())
     }
 
@@ -269,7 +280,7 @@ impl IoPath {
             ..
         } = self;
         resources.engine.poll(completions);
-        for volume in resources.volumes.values_mut() {
+        for Opened { volume, .. } in resources.volumes.values_mut() {
             if volume
                 .next_deadline_us()
                 .is_some_and(|at_us| at_us <= resources.now_us)
@@ -360,6 +371,10 @@ impl Turn for IoPath {
         }
         let went_on = self.flush_turn() | answered;
         self.end_leaving();
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS_PER_REPORT) {
+            self.resources.publish(self.index_of.len());
+        }
         if self.drained() {
             return Flow::Stop;
         }
@@ -376,6 +391,7 @@ impl Turn for IoPath {
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
+        self.resources.publish(self.index_of.len());
         // The wires first: where one has completions, nothing else need be armed.
         for mut wire in self.wires.iter_mut() {
             if wire.arm(&mut self.connections) {
@@ -424,7 +440,7 @@ impl Turn for IoPath {
             .resources
             .volumes
             .values()
-            .filter_map(|v| v.next_deadline_us());
+            .filter_map(|of| of.volume.next_deadline_us());
         let timers = (self.reactor == 0)
             .then(|| self.control.next_deadline_us())
             .flatten();

@@ -52,14 +52,18 @@ fn run(resources: &mut Resources, connection: &mut Connection, slot: u16, mut on
                 return respond::finish_io(resources, connection, slot, io, holds, status);
             }
         };
-        let Some(volume) = resources.volumes.get_mut(&on.io.namespace.backend) else {
+        let Some(opened) = resources.volumes.get_mut(&on.io.namespace.backend) else {
             // The namespace went away between the check and here.
             on.holds.take_back(data);
             on.step = Step::Done(Status::NAMESPACE_NOT_READY);
             continue;
         };
         let reads = matches!(op, Op::Read { .. });
-        match volume.submit(Io { token, op, data }, resources.now_us) {
+        opened.counters.begins(&op, on.io.namespace.lba_bytes);
+        match opened
+            .volume
+            .submit(Io { token, op, data }, resources.now_us)
+        {
             Submitted::Done(completion) => {
                 if reads {
                     let data = completion.data.as_ref();

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::connections::Connections;
 use super::fence::Fences;
 use super::phase::Phase;
-use super::{IoPath, Resources, admin, corrupt, execute, fence, respond, waiting};
+use super::{IoPath, Resources, admin, corrupt, execute, fence, probe, respond, waiting};
 
 /// Puts data that is in place where it can stay. `false` when the connection has ended meanwhile,
 /// and the data with it.
@@ -66,8 +66,9 @@ fn on_event(
             connection.progress.moved();
             resources.releases += 1;
             if let Some(why) = connection.release() {
-                resources.end(connection, why);
+                resources.end(connection, Cause::new("queue-deleted", why));
             }
+            probe::released(resources, connection);
             waiting::spare_came_back(resources, connection);
         }
         Event::Returned(Tag(slot), buffer) => {

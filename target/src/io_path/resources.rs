@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use capstan_metrics::Sampler;
 use capstan_storage::{Engine, IoError, IoErrorKind, Volume};
-use capstan_subsystem::BackendId;
+use capstan_subsystem::{BackendId, IoCommand};
 use capstan_transport::Memory;
 use rustc_hash::FxHashMap;
 
@@ -16,6 +17,24 @@ use super::phase::Phase;
 use super::queue_shares::QueueShares;
 use super::share::Share;
 use crate::control_plane::ControlPlane;
+use crate::metrics::{BackendCounters, ReactorMetrics};
+use crate::plan::Export;
+
+/// A volume of a reactor, and what that does on it.
+pub(crate) struct Opened {
+    pub(crate) volume: Box<dyn Volume>,
+    pub(super) counters: Arc<BackendCounters>,
+}
+
+impl Opened {
+    /// That of an export.
+    pub(crate) fn new(volume: Box<dyn Volume>, export: &Export, reactor: usize) -> Self {
+        Self {
+            volume,
+            counters: export.counted.of_reactor(reactor),
+        }
+    }
+}
 
 /// What every command may need, apart from its connection.
 pub(super) struct Resources {
@@ -23,7 +42,7 @@ pub(super) struct Resources {
     pub(super) memory: Memory,
     pub(super) engine: Rc<Engine>,
     // The keys are numbers of this program: no peer can choose them so that they collide.
-    pub(super) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
+    pub(super) volumes: FxHashMap<BackendId, Opened>,
     pub(super) control: Arc<ControlPlane>,
     /// Volumes that are known to have lost data, which the controllers have been told.
     pub(super) lost: Vec<BackendId>,
@@ -54,14 +73,17 @@ pub(super) struct Resources {
     pub(super) releases: u32,
     /// No command is taken in any more.
     pub(super) draining: bool,
+    pub(super) metrics: Arc<ReactorMetrics>,
+    sampler: Sampler,
 }
 
 impl Resources {
     pub(super) fn new(
         memory: Memory,
         engine: Rc<Engine>,
-        volumes: FxHashMap<BackendId, Box<dyn Volume>>,
+        volumes: FxHashMap<BackendId, Opened>,
         control: Arc<ControlPlane>,
+        metrics: Arc<ReactorMetrics>,
     ) -> Self {
         Self {
             now_us: 0,
@@ -82,12 +104,43 @@ impl Resources {
             in_flight: 0,
             releases: 0,
             draining: false,
+            metrics,
+            sampler: Sampler::default(),
         }
+    }
+
+    /// Whether the stages of the next command are timed.
+    #[inline]
+    pub(super) fn is_next_timed(&mut self) -> bool {
+        let metrics = &self.metrics;
+        self.sampler.takes_next(|| metrics.sample())
+    }
+
+    /// What a command reads has been pushed without a storage operation.
+    pub(super) fn note_read(&self, io: &IoCommand) {
+        if let Some(opened) = self.volumes.get(&io.namespace.backend) {
+            opened.counters.reads(io.data_bytes.into());
+        }
+    }
+
+    /// Says what memory there is.
+    pub(super) fn publish(&self, connections: usize) {
+        let metrics = &self.metrics;
+        let bytes = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
+        for (pool, told) in [
+            (&self.memory.data, &metrics.data),
+            (&self.memory.queues, &metrics.queues),
+        ] {
+            told.all.set(bytes(pool.slab().len_bytes()));
+            told.free.set(bytes(pool.free_bytes()));
+        }
+        metrics.connections.set(bytes(connections));
     }
 
     /// A command waits because others have the buffers.
     pub(super) fn note_shortage(&mut self) {
         self.shortage = true;
+        self.metrics.shortages.add(1);
     }
 
     /// Whether a command waited because others have the buffers, since this was last asked.
@@ -108,6 +161,9 @@ impl Resources {
     pub(super) fn storage_failed(&mut self, backend: Option<BackendId>, error: &IoError) {
         tracing::debug!(%error, "a storage operation failed");
         let Some(backend) = backend else { return };
+        if let Some(opened) = self.volumes.get(&backend) {
+            opened.counters.failed();
+        }
         if error.kind != IoErrorKind::Lost {
             self.control.storage_failed(backend, error);
         } else if !self.lost.contains(&backend) {
@@ -119,7 +175,7 @@ impl Resources {
     /// The backend of the volume that an error names.
     pub(super) fn backend_of(&self, error: &IoError) -> Option<BackendId> {
         let mut volumes = self.volumes.iter();
-        let named = volumes.find(|(_, volume)| *volume.name() == error.volume);
+        let named = volumes.find(|(_, opened)| *opened.volume.name() == error.volume);
         named.map(|(&backend, _)| backend)
     }
 

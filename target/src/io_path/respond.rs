@@ -9,7 +9,8 @@ use capstan_transport::{Pushed, Responded, Source, Tag};
 
 use super::command::{Command, Holds, Responding, Work};
 use super::connection::Connection;
-use super::{Resources, admin, control, corrupt, waiting};
+use super::{Resources, admin, control, corrupt, probe, waiting};
+use crate::metrics::Stage;
 
 /// Ends a command of an I/O queue that is not carried out, or only in part.
 pub(super) fn finish(
@@ -43,9 +44,15 @@ pub(super) fn finish_io(
     mut holds: Holds,
     status: Status,
 ) {
+    if status.is_success() {
+        probe::passed(resources, connection, slot, Stage::Medium);
+    } else {
+        connection.probe.give_up(slot);
+    }
     connection.release_receive(&mut holds);
     if io.operation.moves_data_to_host() && status.is_success() {
         push(connection, slot, &mut holds, io.data_bytes);
+        probe::passed(resources, connection, slot, Stage::Push);
     } else {
         holds.own.release();
     }
@@ -188,6 +195,7 @@ pub(super) fn complete(
     let responding = connection.answered(holds);
     waiting::spare_came_back(resources, connection);
     send(connection, slot, responding, &cqe, invalidate);
+    probe::sent(resources, connection, slot);
 }
 
 /// Sends the response of the command in `slot`, which is free at once, or with the response

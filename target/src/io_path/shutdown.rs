@@ -120,15 +120,15 @@ impl IoPath {
         } = &mut self.resources;
         let mut outcomes = Vec::with_capacity(backends.len());
         for backend in backends {
-            if let Some(volume) = volumes.get_mut(backend) {
-                outcomes.push(volume.submit(
-                    Io {
-                        token,
-                        op: Op::Flush,
-                        data: None,
-                    },
-                    *now_us,
-                ));
+            if let Some(opened) = volumes.get_mut(backend) {
+                let io = Io {
+                    token,
+                    op: Op::Flush,
+                    data: None,
+                };
+                // No namespace is needed to know how long it is.
+                opened.counters.begins(&io.op, 0);
+                outcomes.push(opened.volume.submit(io, *now_us));
             }
         }
         if outcomes.is_empty() {

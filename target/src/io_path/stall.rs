@@ -15,6 +15,7 @@ use capstan_subsystem::IoQueue;
 use capstan_transport::{Goes, Overdue};
 
 use super::IoPath;
+use super::cause::Cause;
 use super::command::Command;
 use super::connection::Connection;
 use crate::limits::{LOOK_PERIOD_US, STALLED_LOOKS, STALLED_LOOKS_WHILE_OTHERS_WAIT};
@@ -197,7 +198,7 @@ impl IoPath {
             } else {
                 continue;
             };
-            self.resources.end(connection, why);
+            self.resources.end(connection, Cause::new("stalled", why));
         }
     }
 }

@@ -8,7 +8,8 @@ use super::command::{Command, Holds, Work};
 use super::connection::Connection;
 use super::execute::{AtOnce, check_again, on_data, push_zeroes, read_at_once, with_buffer};
 use super::phase::Phase;
-use super::{Connections, Resources, respond};
+use super::{Connections, Resources, probe, respond};
+use crate::metrics::Stage;
 
 /// Gives the command in `slot` the buffer it needs, or queues it for one.
 pub(super) fn obtain_buffer(
@@ -274,15 +275,21 @@ fn go_on_with(
             AtOnce::Done => {
                 let Waiting { work, holds, .. } = waiting;
                 let invalidate = holds.host.invalidate();
+                probe::passed(resources, connection, slot, Stage::WaitForBuffer);
+                let is_timed = connection.probe.leave(slot);
                 connection.free_slot_of(slot, holds);
                 if let Work::Io(io) = work {
-                    respond::answer(resources, connection, io.permit, invalidate);
+                    match is_timed {
+                        true => probe::answer(resources, connection, io.permit, invalidate),
+                        false => respond::answer(resources, connection, io.permit, invalidate),
+                    }
                 }
                 return Next::Went;
             }
             AtOnce::Zeroes => {
                 let len_bytes = io.data_bytes;
                 if push_zeroes(connection, &mut waiting.holds, len_bytes) {
+                    resources.note_read(io);
                     let Waiting { work, holds, .. } = waiting;
                     resources.share.moved(len_bytes);
                     respond::finish(resources, connection, slot, work, holds, Status::SUCCESS);

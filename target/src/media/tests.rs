@@ -25,6 +25,7 @@ fn watched(path: &Path) -> Watched {
         subnqn: Nqn::new("nqn.2026-11.org.example:a").unwrap(),
         nsid: 7,
         shown: crate::plan::shown_geometry(store.geometry(), false),
+        counted: crate::metrics::uncounted(),
         store,
     });
     let mut volumes = media.volumes();

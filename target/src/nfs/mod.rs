@@ -99,6 +99,11 @@ impl Files {
         Ok(server)
     }
 
+    /// What serves clients.
+    pub(crate) const fn service(&self) -> Option<&Arc<Service>> {
+        self.service.as_ref()
+    }
+
     /// Whether clients are served.
     pub(crate) const fn is_served(&self) -> bool {
         self.service.is_some()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use capstan_config::{Access, Config, LogLevel, Namespace, Nqn, Subsystem};
+use capstan_config::{Access, Config, LogLevel, Metrics, Namespace, Nqn, Subsystem};
 
 use super::altered::{Altered, States, states};
 use super::exports::ExportsChanged;
@@ -27,6 +27,8 @@ pub(super) struct Difference {
     pub(super) listeners: Listeners,
     /// The level of the log from then on.
     pub(super) log: Option<LogLevel>,
+    /// How what is counted is told from then on.
+    pub(super) metrics: Option<Metrics>,
 }
 
 /// Listeners of one configuration that the other one does not have.
@@ -66,6 +68,7 @@ pub(super) fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Dif
     let mut difference = Difference {
         listeners: Listeners::between(served, wanted),
         log: Some(wanted.target.log).filter(|log| *log != served.target.log),
+        metrics: Some(wanted.metrics).filter(|metrics| *metrics != served.metrics),
         ..Difference::default()
     };
     for (&nqn, &subsystem) in &before {
@@ -201,6 +204,12 @@ impl fmt::Display for Difference {
         }
         if let Some(log) = self.log {
             parts.push(format!("log level: {}", log.as_str()));
+        }
+        if let Some(metrics) = self.metrics {
+            parts.push(match metrics.listen {
+                Some(listen) => format!("metrics told at {listen}"),
+                None => "metrics told by the control socket alone".to_owned(),
+            });
         }
         if parts.is_empty() {
             return f.write_str("nothing has changed");

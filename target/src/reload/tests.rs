@@ -193,7 +193,7 @@ fn changes_in_the_reference() -> BTreeMap<(String, String), String> {
     rows
 }
 
-const BODIES: [(&str, &str); 9] = [
+const BODIES: [(&str, &str); 10] = [
     ("[target]", ""),
     ("[queues]", ""),
     (
@@ -206,10 +206,13 @@ const BODIES: [(&str, &str); 9] = [
     ("[nfs]", "addresses = [\"127.0.0.1\"]"),
     ("[[export]]", "path = \"/srv/b\""),
     ("[[export.clients]]", "network = \"192.0.2.1\""),
+    ("[metrics]", ""),
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 62] = [
+const CHANGES: [(&str, &str, &str, &str); 64] = [
+    ("[metrics]", "listen", "", "listen = \"127.0.0.1:9899\""),
+    ("[metrics]", "sample", "", "sample = 1"),
     (
         "[[subsystem.ana]]",
         "group",

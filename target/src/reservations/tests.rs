@@ -38,10 +38,10 @@ fn kept(rtype: u8) -> KeptReservations {
     }
 }
 
-fn write(folder: &Path, state: Option<KeptReservations>) -> bool {
+fn write(folder: &Path, state: Option<&KeptReservations>) -> bool {
     let all = reservations(folder);
     all.found(NAMESPACE, named());
-    all.write(NAMESPACE, &state)
+    all.write(NAMESPACE, &state.cloned())
 }
 
 /// What a namespace has that comes in the place of one with its UUID.
@@ -65,7 +65,7 @@ fn every_state_is_found_by_the_next_process_and_nothing_once_it_is_forgotten() {
         },
     ];
     for state in states.chain(others) {
-        assert!(write(folder, Some(state.clone())));
+        assert!(write(folder, Some(&state)));
         assert_eq!(found(folder), Persistence::Found(state));
     }
     assert!(write(folder, None));
@@ -103,9 +103,9 @@ fn what_cannot_be_written_leaves_what_was_there() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let gone = folder.join("gone");
-    assert!(!write(&gone, Some(kept(1))));
+    assert!(!write(&gone, Some(&kept(1))));
     assert!(!write(&gone, None));
-    assert!(write(folder, Some(kept(1))));
+    assert!(write(folder, Some(&kept(1))));
     let all = reservations(folder);
     let before = Persistence::Found(kept(1));
     assert_eq!(all.found(NAMESPACE, named()), before);
@@ -125,7 +125,7 @@ fn what_cannot_be_written_leaves_what_was_there() {
 fn a_damaged_file_is_no_reservation_that_is_known() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    assert!(write(folder, Some(kept(2))));
+    assert!(write(folder, Some(&kept(2))));
     let file = folder.join(file_name(NAMESPACE));
     let whole = fs::read_to_string(&file).unwrap();
     assert!(whole.contains("/srv/a"), "for who reads it: {whole}");
@@ -210,7 +210,7 @@ fn what_is_damaged_is_kept_when_it_is_written_anew() {
 fn what_is_restored_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    assert!(write(folder, Some(kept(1))));
+    assert!(write(folder, Some(&kept(1))));
     let file = folder.join(file_name(NAMESPACE));
     let whole = fs::read_to_string(&file).unwrap();
     fs::write(&file, "").unwrap();

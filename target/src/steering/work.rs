@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::{Steering, lost_by};
+use crate::metrics;
 
 /// How a request ended.
 #[derive(Debug)]
@@ -86,6 +87,7 @@ fn is_question(request: &Request) -> bool {
     match request {
         Request::Version {}
         | Request::Status {}
+        | Request::Metrics {}
         | Request::ConfigShow { .. }
         | Request::SubsystemShow { .. }
         | Request::HostList { .. }
@@ -158,6 +160,7 @@ impl Steering {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
             })),
             Request::Status {} => told(Ok(self.report())),
+            Request::Metrics {} => told(Ok(metrics::answer(metrics::snapshot(&self.control)))),
             Request::Reload { discard } => told(self.reload(*discard)),
             Request::Stop { discard } => self.stop(*discard),
             Request::Drain(drain) => told(self.drain(*drain)),

@@ -1,11 +1,13 @@
 //! What the procedures of NFS version 3 and of MOUNT need of a call.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use capstan_exports::clients::Refused;
 use capstan_exports::name::Name;
 use capstan_exports::{
-    Caller, Credentials, EntriesChanged, Export, Exports, Found, Handle, Node, OpenAccess, OpenFile,
+    Caller, Credentials, EntriesChanged, Export, ExportId, Exports, Found, Handle, Node,
+    OpenAccess, OpenFile,
 };
 use capstan_nfs_proto::v3::status::Status;
 use capstan_nfs_proto::v3::types::{FileName, Filehandle, PostOpAttr, WccData};
@@ -23,6 +25,8 @@ pub(in crate::service) struct Context<'a> {
     pub(in crate::service) exports: &'a Exports,
     pub(in crate::service) call: &'a Call<'a>,
     credentials: Credentials<'a>,
+    /// The export of the file that was named last.
+    pub(super) export: Cell<Option<ExportId>>,
 }
 
 /// A file, and the identity that operations on it run with.
@@ -56,6 +60,7 @@ impl<'a> Context<'a> {
             exports: service.exports(),
             call,
             credentials,
+            export: Cell::new(None),
         }
     }
 
@@ -88,6 +93,7 @@ impl<'a> Context<'a> {
         match self.exports.find(handle.0)? {
             Found::Pseudo(_) => Err(Failure(Status::STALE)),
             Found::File(export, kernel) => {
+                self.export.set(Some(export.id()));
                 // Before the file is looked for: a client without the export learns nothing of it.
                 let caller = self.caller(&export)?;
                 let node = Node::open_handle(&export, &kernel)?;

@@ -95,6 +95,7 @@ impl Context<'_> {
         if let Some(span) = self.call.results.next(to) {
             let part = span.part(0..count.min(span.len_bytes()));
             let bytes = open.read_into(&part.ok_or(Status::SERVERFAULT)?, offset)?;
+            self.service.counters().read(file.node.export().id(), bytes);
             let (attributes, eof) = attributes(bytes)?;
             Status::OK.encode(to)?;
             Some(attributes).encode(to)?;
@@ -108,6 +109,7 @@ impl Context<'_> {
         let count_place = to.open_u32()?;
         let eof_place = to.open_u32()?;
         let bytes = to.opaque_with(count, |room| open.read(room, offset).map_err(Failure::from))?;
+        self.service.counters().read(file.node.export().id(), bytes);
         let (attributes, eof) = attributes(bytes)?;
         attributes_place.fill(to, attributes)?;
         to.fill_u32(count_place, length(bytes));
@@ -167,14 +169,18 @@ impl Context<'_> {
             StableHow::FileSync => Stable::File,
         };
         let writer = writer_of(self.call.connection);
-        Ok(self.service.unsynced.write(
+        let (bytes, stable) = self.service.unsynced.write(
             writer,
             &file.caller,
             &open,
             data,
             arguments.offset,
             stable,
-        )?)
+        )?;
+        self.service
+            .counters()
+            .written(file.node.export().id(), bytes);
+        Ok((bytes, stable))
     }
 
     /// Commits all of the file, of which a client may ask for a part.

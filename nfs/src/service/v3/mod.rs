@@ -111,7 +111,11 @@ fn answer(
 ) -> Done {
     let written = Reply::success(header.xid).write(reply).and_then(|()| {
         let context = Context::new(service, call, header);
-        context.procedure(procedure, reply)
+        let start = reply.offset();
+        context.procedure(procedure, reply)?;
+        let result = reply.written().get(start..);
+        context.note(procedure, result.unwrap_or_default());
+        Ok(())
     });
     match written {
         Ok(()) => Done::Reply,
@@ -126,6 +130,15 @@ fn answer(
 }
 
 impl Context<'_> {
+    /// Counts a procedure that has this result: it begins with its status, unless there is none.
+    fn note(&self, procedure: &Procedure<'_>, result: &[u8]) {
+        let status = result
+            .first_chunk()
+            .map_or(0, |first| u32::from_be_bytes(*first));
+        let counters = self.service.counters();
+        counters.procedure(self.export.get().into(), procedure.procedure(), status);
+    }
+
     /// Carries out a procedure, whose result follows the header of the reply.
     fn procedure(&self, procedure: &Procedure<'_>, to: &mut Writer<'_>) -> Written {
         match procedure {

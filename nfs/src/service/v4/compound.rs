@@ -15,7 +15,7 @@ use capstan_rpcrdma::rpc::{Accepted, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, Writer};
 
 use super::budget::Budget;
-use super::context::{Context, Outcome, User, Waits};
+use super::context::{Context, OPERATIONS_AT_ONCE, Outcome, User, Waits};
 use super::operations::{changes_something, may_be_alone, may_be_repeated};
 use crate::service::Service;
 use crate::service::failure::was_short_of_descriptors;
@@ -143,6 +143,7 @@ fn carry_out_operations(
         is_last: false,
         next: None,
         waits: Cell::new(waits),
+        uncounted: [None; OPERATIONS_AT_ONCE],
         budget: Budget::default(),
         current: None,
         saved: None,
@@ -183,6 +184,7 @@ fn carry_out_operations(
     if context.waits.get() == Waits::Would {
         return Ended::WouldWait(context.in_session);
     }
+    context.count();
     match context.in_session {
         Some(request) => Ended::New(request),
         None => Ended::WithoutSession,
@@ -212,6 +214,7 @@ fn begin(
     };
     match sequenced {
         Ok(Sequenced::New(request, ok)) => {
+            context.note(OpNum::SEQUENCE, Status::OK);
             results.set_bounds(ReplyBounds {
                 max_bytes: request.response_bytes_max.into(),
                 max_cached_bytes: request.cached_bytes_max.map(u64::from),
@@ -231,6 +234,7 @@ fn begin(
             Err(_no_room) => Begun::Failed,
         },
         Err(status) => {
+            context.note(OpNum::SEQUENCE, status);
             fail(OpNum::SEQUENCE, status, results);
             Begun::Failed
         }
@@ -266,6 +270,7 @@ fn step(
         Ok(op) => op,
         Err(error) => {
             tracing::debug!("{}: {error}", context.call.peer);
+            context.note(error.op(), error.status());
             fail(error.op(), error.status(), results);
             return false;
         }
@@ -277,6 +282,7 @@ fn step(
     if let Err(failure) = with_descriptors(context, &op, results) {
         fail(op.num(), failure.0, results);
     }
+    context.note(op.num(), results.status());
     results.status() == Status::OK
 }
 

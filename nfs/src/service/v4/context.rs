@@ -16,6 +16,7 @@ use capstan_rpc_server::{Call, PEER_REPEATS};
 use capstan_rpcrdma::rpc::{AuthFlavor, Credentials as RpcCredentials, Gids};
 
 use super::budget::Budget;
+use crate::counters::Place;
 use crate::service::Service;
 use crate::service::failure::Failure;
 use crate::state::{ConnId, CurrentStateid, FileKey, InSession, Peer, Principal, State};
@@ -85,6 +86,9 @@ pub(super) enum Waits {
     Would,
 }
 
+/// Operations of a COMPOUND that may not wait: SEQUENCE, PUTFH and READ.
+pub(super) const OPERATIONS_AT_ONCE: usize = 3;
+
 /// What the operations of one COMPOUND share.
 #[derive(Debug)]
 pub(super) struct Context<'a> {
@@ -100,6 +104,8 @@ pub(super) struct Context<'a> {
     /// The one that follows.
     pub(super) next: Option<OpNum>,
     pub(super) waits: Cell<Waits>,
+    /// Of operations that may not wait: what is counted of them once none has had to.
+    pub(super) uncounted: [Option<(Place, OpNum, Status)>; OPERATIONS_AT_ONCE],
     /// What it may have done yet of what takes long.
     pub(super) budget: Budget,
     /// The current filehandle.
@@ -120,6 +126,27 @@ impl Context<'_> {
     /// Whether an operation may wait for a file.
     pub(super) fn may_wait(&self) -> bool {
         self.waits.get() == Waits::May
+    }
+
+    /// Counts an operation that has ended so, or keeps it to be counted ([`Context::count`]).
+    pub(super) fn note(&mut self, op: OpNum, status: Status) {
+        let export = match &self.current {
+            Some(Object::File(file)) => Some(file.export().id()),
+            Some(Object::Pseudo(_)) | None => None,
+        };
+        let place = Place::from(export);
+        if self.may_wait() {
+            self.service.counters().operation(place, op, status);
+        } else if let Some(free) = self.uncounted.iter_mut().find(|place| place.is_none()) {
+            *free = Some((place, op, status));
+        }
+    }
+
+    /// Nothing had to be waited for: counts what was kept for that.
+    pub(super) fn count(&self) {
+        for (place, op, status) in self.uncounted.iter().flatten() {
+            self.service.counters().operation(*place, *op, *status);
+        }
     }
 
     /// The failure of an operation that may not wait and has to.

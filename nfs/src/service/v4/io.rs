@@ -125,7 +125,9 @@ impl Context<'_> {
         let Some(span) = self.call.results.next(results.writer()) else {
             return results.push_read(count, |data| {
                 let read = open.read_to_end(data, offset, may_wait)?;
-                read.ok_or_else(|| self.would_wait())
+                let (bytes, eof) = read.ok_or_else(|| self.would_wait())?;
+                self.service.counters().read(file.export().id(), bytes);
+                Ok((bytes, eof))
             });
         };
         results
@@ -135,6 +137,7 @@ impl Context<'_> {
         let span = span.ok_or(Status::SERVERFAULT)?;
         let read = open.read_into_to_end(&span, offset, may_wait)?;
         let (bytes, eof) = read.ok_or_else(|| self.would_wait())?;
+        self.service.counters().read(file.export().id(), bytes);
         Ok(results.push(&OpResult::Read(ReadOk {
             eof,
             data: DataItem::Reduced {
@@ -175,6 +178,7 @@ impl Context<'_> {
             arguments.offset,
             stable,
         )?;
+        self.service.counters().written(file.export().id(), bytes);
         Ok(results.push(&OpResult::Write(WriteOk {
             count: u32::try_from(bytes).unwrap_or(u32::MAX),
             committed: stable_how(stable),

@@ -29,6 +29,7 @@ fn export_for(backend: u32, path: &Path, read_only: bool) -> Export {
         subnqn: Nqn::new("nqn.2026-11.org.example:a").unwrap(),
         nsid: 7,
         shown: shown_geometry(store.geometry(), read_only),
+        counted: crate::metrics::uncounted(),
         store,
     }
 }
