@@ -17,6 +17,7 @@ use capstan_subsystem::{
 };
 
 use crate::allocation::Allocations;
+use crate::handover::Handover;
 use crate::io_path::{LookingUp, Offered};
 use crate::limits::MAILBOX_BOUND;
 use crate::listening::Listening;
@@ -103,13 +104,14 @@ pub(crate) struct ControlPlane {
     unended: Unended,
     /// What keeps reservations.
     keeper: OnceLock<Keeper>,
+    handover: Handover,
     metrics: Metrics,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
 
 impl ControlPlane {
-    pub(crate) fn new(target: Target) -> Self {
+    pub(crate) fn new(target: Target, handover: Handover) -> Self {
         Self {
             target: Mutex::new(target),
             reactors: OnceLock::new(),
@@ -119,6 +121,7 @@ impl ControlPlane {
             allocations: Allocations::default(),
             unended: Unended::default(),
             keeper: OnceLock::new(),
+            handover,
             metrics: Metrics::default(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
@@ -142,6 +145,11 @@ impl ControlPlane {
         // As of the reactors.
         let _ = self.keeper.set(reservations.start(self)?);
         Ok(())
+    }
+
+    /// Sockets that are left to the next process.
+    pub(crate) fn handover(&self) -> &Handover {
+        &self.handover
     }
 
     /// The reactor for the next connection, which is to be the queue `qid`.
@@ -509,13 +517,13 @@ mod tests {
     };
     use capstan_transport::manager::{Manager, Over, Request, TcpRequest};
 
-    use super::{ControlPlane, Message, Turns, conn_id};
+    use super::{ControlPlane, Handover, Message, Turns, conn_id};
     use crate::io_path::{Checked, Offered};
 
     /// A control plane with one reactor, which does not run.
     fn stuck(bound: usize) -> (ControlPlane, capstan_reactor::Mailbox<Message>) {
         let target = Target::new(TargetConfig::default(), 0).unwrap();
-        let control = ControlPlane::new(target);
+        let control = ControlPlane::new(target, Handover::default());
         let (sender, mailbox) = mailbox(bound).unwrap();
         control.set_reactors(vec![sender]);
         (control, mailbox)

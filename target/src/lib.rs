@@ -12,6 +12,7 @@ pub mod answers;
 pub mod cli;
 mod control_plane;
 pub mod doctor;
+mod handover;
 pub mod identities;
 mod instance;
 mod io_path;

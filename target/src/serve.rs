@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::control_plane::{ControlPlane, Message};
+use crate::handover::Handover;
 use crate::identities::{Identities, Kept};
 use crate::io_path::{IoPath, Opened, Parts, discovery_controllers};
 use crate::lba_size::{LbaSizes, Unknown};
@@ -88,7 +89,7 @@ pub fn serve(
     let socket = socket::open(&socket::wanted(control_socket))?;
     // Options are written by hand, and a mistake in them is told at once.
     let may_wait = written.path().is_some();
-    let running = Running::start_with(config, may_wait, None)?;
+    let running = Running::start_with(config, may_wait, Handover::here(), None)?;
     let (news, heard) = unbounded_channel();
     let steering = Arc::new(running.steering(written, news));
     let work = Work::start(&steering).context("no thread for the control socket")?;
@@ -174,7 +175,7 @@ impl Running {
     /// # Errors
     /// As for [`serve`].
     pub fn start(config: &Config) -> anyhow::Result<Self> {
-        Self::start_with(config, false, None)
+        Self::start_with(config, false, Handover::default(), None)
     }
 
     /// The same with `gate` in front of every volume: for tests that need a slow medium.
@@ -182,11 +183,16 @@ impl Running {
     /// # Errors
     /// As for [`serve`].
     pub fn start_behind(config: &Config, gate: Option<&Gate>) -> anyhow::Result<Self> {
-        Self::start_with(config, false, gate)
+        Self::start_with(config, false, Handover::default(), gate)
     }
 
     /// What is not there yet of the listeners is waited for where it `may_wait`.
-    fn start_with(config: &Config, may_wait: bool, gate: Option<&Gate>) -> anyhow::Result<Self> {
+    fn start_with(
+        config: &Config,
+        may_wait: bool,
+        handover: Handover,
+        gate: Option<&Gate>,
+    ) -> anyhow::Result<Self> {
         let ports = Ports::new(&config.listeners);
         let listeners = Arc::new(AtStart::of(config, &ports, may_wait)?);
         let count = reactors(config);
@@ -202,7 +208,7 @@ impl Running {
             }
         }
         let exports = Arc::new(exports);
-        let control = Arc::new(ControlPlane::new(target));
+        let control = Arc::new(ControlPlane::new(target, handover));
         let plan = config.memory_plan(count)?;
         tracing::info!("{plan}");
         let mut mailboxes = Vec::with_capacity(count);
@@ -267,7 +273,10 @@ impl Running {
             running.serve_files(config)
         });
         match watched {
-            Ok(()) => Ok(running),
+            Ok(()) => {
+                running.control.handover().close_rest();
+                Ok(running)
+            }
             Err(error) => {
                 // The reactors that did start must not outlive the failure.
                 let _ = running.stop();

@@ -96,6 +96,27 @@ until systemctl is-active --quiet "$unit" && listening && [ "$(property MainPID)
 done
 capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "no answer after the restart"
 
+step "restarted under load, hosts wait in the queue of the socket that systemd keeps: no error, and a gap below one second"
+stored() { systemctl show --property NFileDescriptorStore --value "$unit"; }
+[ "$(stored)" = 1 ] || fail "systemd keeps $(stored) sockets, expected the one of the listener"
+capstan bench "${remote[@]}" -n "$nqn" -q "$allowed" --rw randrw --verify --bs 4k --iodepth 8 \
+    --runtime 6 -o json >/tmp/bench 2>/tmp/said &
+bench=$!
+tenths=50
+until ss -Htn 'sport = :4420' | grep -q ESTAB; do
+    tenths=$((tenths - 1))
+    [ $tenths -gt 0 ] || fail "bench does not connect: $(cat /tmp/bench /tmp/said)"
+    sleep 0.1
+done
+sleep 2
+kill -0 $bench 2>/dev/null || fail "bench ended early: $(cat /tmp/bench /tmp/said)"
+systemctl restart "$unit" || fail "restart"
+wait $bench || fail "a host had errors over a restart: $(cat /tmp/bench /tmp/said)"
+[ "$(stored)" = 1 ] || fail "systemd keeps $(stored) sockets after a restart"
+longest_ns=$(grep -o '"max": *[0-9]*' /tmp/bench | grep -o '[0-9]*' | sort -n | tail -1)
+step "the longest I/O over the restart: $((longest_ns / 1000000)) ms"
+[ "$longest_ns" -lt 1000000000 ] || fail "an I/O took $longest_ns ns over a restart"
+
 step "stop is clean, with a host in the middle of its work"
 capstan bench "${remote[@]}" -n "$nqn" -q "$allowed" --rw randread --bs 4k --iodepth 8 \
     --runtime 60 --ctrl-loss-tmo 1 >/tmp/bench 2>&1 &

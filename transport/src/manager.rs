@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::rc::Rc;
 
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
@@ -202,6 +202,22 @@ impl Manager {
         let (id, bound) = self.cm.listen(addr, backlog)?;
         self.listeners.insert(id);
         Ok((self.listener(id), bound))
+    }
+
+    /// Goes on at a socket that an earlier process has left. Returns its address.
+    ///
+    /// # Errors
+    /// As [`ConnectionManager::listen_on`].
+    pub fn listen_on(&mut self, socket: OwnedFd) -> Result<(ListenerId, SocketAddr), CmError> {
+        let (id, bound) = self.cm.listen_on(socket)?;
+        self.listeners.insert(id);
+        Ok((self.listener(id), bound))
+    }
+
+    /// The socket of a listener, as [`ConnectionManager::socket_of`].
+    #[must_use]
+    pub fn socket_of(&self, listener: ListenerId) -> Option<OwnedFd> {
+        self.cm.socket_of(listener.id)
     }
 
     /// Stops listening there.

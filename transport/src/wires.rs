@@ -2,6 +2,7 @@
 //! NVMe/TCP. Queues begin and end here, over whichever of them their connection came.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 
 use capstan_nvme_proto::rdma_cm::RejectStatus;
 use capstan_rdma::Beside;
@@ -107,6 +108,29 @@ impl Wires {
         backlog: u32,
     ) -> Result<(ListenerId, SocketAddr), CmError> {
         (self.providers[provider].manager).listen(addr, backlog)
+    }
+
+    /// Goes on at a socket that an earlier process has left, with the provider of that number, as
+    /// [`Manager::listen_on`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// There are fewer providers.
+    pub fn listen_on(
+        &mut self,
+        provider: usize,
+        socket: OwnedFd,
+    ) -> Result<(ListenerId, SocketAddr), CmError> {
+        (self.providers[provider].manager).listen_on(socket)
+    }
+
+    /// The socket of a listener, as [`Manager::socket_of`].
+    #[must_use]
+    pub fn socket_of(&self, listener: ListenerId) -> Option<OwnedFd> {
+        let provider = self.providers.get(listener.provider())?;
+        provider.manager.socket_of(listener)
     }
 
     /// Stops listening there.

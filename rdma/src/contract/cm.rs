@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::rc::Rc;
 
 use super::error::{CmError, RdmaError};
@@ -161,6 +161,21 @@ pub trait ConnectionManager: Any {
     /// # Errors
     /// Address in use, not of this machine, or no resources.
     fn listen(&mut self, addr: SocketAddr, backlog: u32) -> Result<(CmId, SocketAddr), CmError>;
+
+    /// Goes on at a socket that listens, as an earlier process has left it: peers that have
+    /// connected since wait there. Returns its address.
+    ///
+    /// # Errors
+    /// It is none that listens, or this provider has no sockets.
+    fn listen_on(&mut self, _socket: OwnedFd) -> Result<(CmId, SocketAddr), CmError> {
+        Err(CmError::Invalid("this provider does not listen at sockets"))
+    }
+
+    /// The socket of a listener, for a process that goes on at it ([`Self::listen_on`]). It listens
+    /// until the last of these is closed. `None` where there is none.
+    fn socket_of(&self, _listener: CmId) -> Option<OwnedFd> {
+        None
+    }
 
     /// Starts resolving `destination`, from `source` when given (rdma_create_id(3),
     /// rdma_resolve_addr(3), rdma_resolve_route(3)). Leads to [`CmEventKind::Resolved`] or

@@ -217,7 +217,7 @@ impl IoPath {
     /// What is asked for, and whether the host has a controller already.
     fn check_request(
         &self,
-        Listener { port, rdma }: Listener,
+        Listener { port, rdma, .. }: Listener,
         request: &Request,
     ) -> Result<Checked, Refusal> {
         let peer = request.peer.ip();

@@ -88,6 +88,7 @@ use crate::plan::Export;
 #[derive(Clone, Copy)]
 struct Listener {
     port: PortId,
+    bound: SocketAddr,
     /// Whether it takes hosts that connect by NVMe/RDMA.
     rdma: bool,
 }
@@ -211,8 +212,21 @@ impl IoPath {
         port: PortId,
         rdma: bool,
     ) -> Result<SocketAddr, CmError> {
-        let (id, bound) = self.wires.listen(provider, addr, LISTEN_BACKLOG)?;
-        self.listeners.insert(id, Listener { port, rdma });
+        let is_of_sockets = self.kinds.get(provider) == Some(&ProviderKind::Iwarp);
+        let left = is_of_sockets.then(|| self.control.handover().take(addr));
+        let (id, bound) = match left.flatten() {
+            // Where it came from has it already.
+            Some(socket) => self.wires.listen_on(provider, socket)?,
+            None => {
+                let (id, bound) = self.wires.listen(provider, addr, LISTEN_BACKLOG)?;
+                if let Some(socket) = self.wires.socket_of(id) {
+                    self.control.handover().keep(bound, &socket);
+                }
+                (id, bound)
+            }
+        };
+        let listener = Listener { port, bound, rdma };
+        self.listeners.insert(id, listener);
         Ok(bound)
     }
 
@@ -221,8 +235,9 @@ impl IoPath {
         let of_it = self
             .listeners
             .extract_if(|_, listener| listener.port == port);
-        for (id, _) in of_it {
+        for (id, listener) in of_it {
             self.wires.close(id);
+            self.control.handover().forget(listener.bound);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The listening side.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::rc::Weak;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
@@ -83,9 +84,15 @@ impl Manager {
         addr: SocketAddr,
         backlog: u32,
     ) -> Result<(CmId, SocketAddr), CmError> {
-        let what = || format!("listening at {addr}");
-        let socket = listener(addr, backlog).map_err(|e| os_error(&what(), &e))?;
-        let local = socket.local_addr().map_err(|e| os_error(&what(), &e))?;
+        let socket = listener(addr, backlog);
+        let socket = socket.map_err(|e| os_error(&format!("listening at {addr}"), &e))?;
+        self.listen_at(socket)
+    }
+
+    pub(super) fn listen_at(&mut self, socket: TcpListener) -> Result<(CmId, SocketAddr), CmError> {
+        let failed = |e| os_error("listening at a socket", &e);
+        socket.set_nonblocking(true).map_err(failed)?;
+        let local = socket.local_addr().map_err(failed)?;
         let id = self.ids.reserve();
         self.watch(id, &socket, EpollFlags::EPOLLIN)?;
         let listening = Listening { socket };
@@ -100,6 +107,18 @@ impl Manager {
             },
         );
         Ok((id, local))
+    }
+
+    pub(super) fn listening_socket(&self, id: CmId) -> Option<OwnedFd> {
+        match &self.ids.get(id)?.state {
+            State::Listening(listening) => listening.socket.try_clone().ok().map(OwnedFd::from),
+            _ => None,
+        }
+    }
+
+    /// Another process may have the socket, and go on at it: it is not watched any more.
+    pub(super) fn leave(&self, listening: &Listening) {
+        let _ = self.epoll.delete(&listening.socket);
     }
 
     /// Accepts the connections that wait at a listener.

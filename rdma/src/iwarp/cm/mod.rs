@@ -7,8 +7,8 @@ mod setup;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::{Rc, Weak};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -325,6 +325,14 @@ impl ConnectionManager for Manager {
         self.start_listening(addr, backlog)
     }
 
+    fn listen_on(&mut self, socket: OwnedFd) -> Result<(CmId, SocketAddr), CmError> {
+        self.listen_at(TcpListener::from(socket))
+    }
+
+    fn socket_of(&self, listener: CmId) -> Option<OwnedFd> {
+        self.listening_socket(listener)
+    }
+
     fn resolve(
         &mut self,
         destination: SocketAddr,
@@ -459,7 +467,10 @@ impl ConnectionManager for Manager {
                 let (stream, bytes) = request.refuse(&[]);
                 self.linger(stream, bytes);
             }
-            State::Listening(_) => self.forget_requests_of(id),
+            State::Listening(listening) => {
+                self.leave(&listening);
+                self.forget_requests_of(id);
+            }
             State::HalfOpen(_) => {
                 self.half_open.fail(id);
             }
