@@ -451,19 +451,21 @@ fn whatever_is_sent_others_are_answered() {
             .contains("65536"),
         "{told}"
     );
-    // Each connection that says nothing has a place; one more than there are places is told.
-    let silent: Vec<_> = (0..32)
-        .map(|_| UnixStream::connect(&socket).expect("connects"))
+    // Connections that say nothing keep no other out: the one that has waited longest ends, told so.
+    let mut silent: Vec<_> = (0..34)
+        .map(|_| BufReader::new(UnixStream::connect(&socket).expect("connects")))
         .collect();
-    let mut more = BufReader::new(UnixStream::connect(&socket).expect("connects"));
+    let mut client = target.client();
+    client.call(&Request::Version {}).expect("an answer");
     let mut line = String::new();
-    more.read_line(&mut line).expect("an answer");
-    assert!(line.contains("connections are being served"), "{line}");
-    drop(silent);
-    wait_until("there is a place again", || {
-        let mut client = target.client();
-        client.call(&Request::Version {}).is_ok()
-    });
+    silent[0].read_line(&mut line).expect("an answer");
+    let words = ["\"kind\":\"busy\"", "connect again"];
+    assert!(words.iter().all(|word| line.contains(word)), "{line}");
+    line.clear();
+    assert_eq!(silent[0].read_line(&mut line).expect("its end"), 0);
+    client
+        .call(&Request::Version {})
+        .expect("it still has its place");
     assert_eq!(target.daemon.count_log("panicked"), 0);
 }
 

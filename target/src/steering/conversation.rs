@@ -1,6 +1,8 @@
 //! Requests and answers on the control socket, on the control thread: it reads, hands over to the
 //! threads of `work`, and writes.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use capstan_control::{Failure, Kind, REQUEST_BYTES_MAX, frame};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
 
 use super::work::{Outcome, Work};
 use super::{News, Steering};
@@ -20,6 +23,36 @@ const CONNECTIONS_MAX: usize = 32;
 /// How long the other end may take to read an answer, before the connection is closed.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Connections that wait for a request, from the one that has waited longest on. Each ends when it is
+/// told.
+#[derive(Clone, Default)]
+struct Idle(Rc<RefCell<VecDeque<Rc<Notify>>>>);
+
+impl Idle {
+    /// Ends the connection that has waited longest. Returns whether there is one.
+    fn end_longest(&self) -> bool {
+        let longest = self.0.borrow_mut().pop_front();
+        longest.inspect(|wait| wait.notify_one()).is_some()
+    }
+
+    /// Waits for a request of a connection; `None`: another one is to have its place.
+    async fn wait(
+        &self,
+        request: impl Future<Output = io::Result<usize>>,
+    ) -> Option<io::Result<usize>> {
+        let told = Rc::new(Notify::new());
+        self.0.borrow_mut().push_back(Rc::clone(&told));
+        let read = tokio::select! {
+            read = request => Some(read),
+            () = told.notified() => None,
+        };
+        self.0
+            .borrow_mut()
+            .retain(|other| !Rc::ptr_eq(other, &told));
+        read
+    }
+}
+
 /// Answers requests of all connections, until it is dropped.
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
@@ -27,7 +60,7 @@ pub(crate) async fn serve(
     work: Rc<Work>,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
-    let places = Rc::new(());
+    let (places, idle) = (Rc::new(()), Idle::default());
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -38,13 +71,14 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        if Rc::strong_count(&places) > CONNECTIONS_MAX {
+        if Rc::strong_count(&places) > CONNECTIONS_MAX && !idle.end_longest() {
             tokio_uring::spawn(refuse(stream));
             continue;
         }
         let (place, steering, work) = (Rc::clone(&places), Arc::clone(&steering), Rc::clone(&work));
+        let idle = idle.clone();
         tokio_uring::spawn(async move {
-            if let Err(error) = converse(stream, &steering, &work).await {
+            if let Err(error) = converse(stream, &steering, &work, &idle).await {
                 tracing::debug!(%error, "a connection to the control socket has ended");
             }
             drop(place);
@@ -53,10 +87,16 @@ pub(crate) async fn serve(
 }
 
 async fn refuse(mut stream: UnixStream) {
-    let words = format!("{CONNECTIONS_MAX} connections are being served; end one of them");
-    let line = frame::answer(&Value::Null, Err(&Failure::new(Kind::Busy, words)));
+    let words =
+        format!("requests of {CONNECTIONS_MAX} connections are being carried out; try again");
     // It is told if it listens.
+    let line = busy(words);
     let _ = tokio::time::timeout(ANSWER_PATIENCE, stream.write_all(line.as_bytes())).await;
+}
+
+/// Why a connection ends, though nothing is wrong with what it has asked.
+fn busy(words: String) -> String {
+    frame::answer(&Value::Null, Err(&Failure::new(Kind::Busy, words)))
 }
 
 /// The user and process at the other end, for the log.
@@ -70,17 +110,27 @@ fn caller(stream: &UnixStream) -> String {
     }
 }
 
-async fn converse(stream: UnixStream, steering: &Steering, work: &Work) -> io::Result<()> {
+async fn converse(
+    stream: UnixStream,
+    steering: &Steering,
+    work: &Work,
+    idle: &Idle,
+) -> io::Result<()> {
     let caller = caller(&stream);
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
         line.clear();
         let most = u64::try_from(REQUEST_BYTES_MAX).unwrap_or(u64::MAX);
-        let read = (&mut stream)
-            .take(most)
-            .read_until(b'\n', &mut line)
-            .await?;
+        let mut limited = (&mut stream).take(most);
+        let Some(read) = idle.wait(limited.read_until(b'\n', &mut line)).await else {
+            let words = format!(
+                "{CONNECTIONS_MAX} connections are open, and this one had asked for nothing for longest when another came: \
+                 connect again"
+            );
+            return answer(&mut stream, &busy(words)).await;
+        };
+        let read = read?;
         if read == 0 {
             return Ok(());
         }
