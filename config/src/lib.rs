@@ -27,6 +27,7 @@ mod complete;
 mod error;
 mod files;
 mod identity;
+pub mod import;
 mod limits;
 mod listen;
 mod machine;

@@ -1,6 +1,7 @@
 //! The configuration file: operators write it, so it is not hostile, but every mistake must end in
-//! a message.
+//! a message. What is imported may come from anywhere.
 
+use capstan_config::import::{ImportError, nvmet};
 use capstan_config::{Backing, Config, Reactors};
 
 /// The text of a configuration file. One that is accepted is consistent.
@@ -58,4 +59,25 @@ pub fn config_toml(data: &[u8]) {
     uuids.sort_unstable();
     uuids.dedup();
     assert_eq!(uuids.len(), count, "UUIDs that are written down are unique");
+}
+
+/// The file of another target. What it becomes is a configuration, and serves what a host reached.
+pub fn import_nvmet(data: &[u8]) {
+    let imported = match nvmet(data) {
+        Ok(imported) => imported,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            assert!(
+                !matches!(error, ImportError::NotAccepted(_)),
+                "a mistake is told by its place in the document: {error}"
+            );
+            return;
+        }
+    };
+    let config = Config::from_toml(&imported.toml).expect("checked already");
+    assert!(!config.listeners.is_empty() && !config.subsystems.is_empty());
+    for note in &imported.notes {
+        let line = note.to_string();
+        assert!(!line.chars().any(char::is_control), "{line:?}");
+    }
 }

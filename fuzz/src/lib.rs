@@ -18,7 +18,7 @@ mod tcp_controller;
 mod tcp_host;
 mod tcp_queue;
 
-pub use config::config_toml;
+pub use config::{config_toml, import_nvmet};
 pub use host::{host, host_discovery};
 pub use iwarp::{iwarp_receive, iwarp_setup, same_host};
 pub use nfs_proto::{nfs_compound, nfs3_call};
@@ -59,6 +59,7 @@ pub const TARGETS: &[Target] = &[
     ("rpcrdma_rpc", rpcrdma_rpc),
     ("rpcrdma_records", rpcrdma_records),
     ("config_toml", config_toml),
+    ("import_nvmet", import_nvmet),
     ("host", host),
     ("host_discovery", host_discovery),
     ("nfs_compound", nfs_compound),
