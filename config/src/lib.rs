@@ -31,6 +31,7 @@ pub mod import;
 mod limits;
 mod listen;
 mod machine;
+mod manual;
 mod model;
 mod problem;
 mod quick;
@@ -56,6 +57,7 @@ pub use limits::{
 };
 pub use listen::{ListenAddresses, ListenError, parse_listen};
 pub use machine::next_step::{deleted_and_open, names_left};
+pub use manual::{MANUAL_NAME, manual};
 pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Metrics, Namespace, Nfs, ProviderChoice,
     QueueBounds, Reactors, Subsystem, Target, Transports, WordError,
