@@ -106,7 +106,7 @@ fn what_is_imported_becomes_what_stands_beside_it() {
         panic!("one saved configuration of nvmet")
     };
     let imported = nvmet(json.as_bytes()).unwrap();
-    let is_there = blocks("toml").iter().any(|block| *block == imported.toml);
+    let is_there = blocks("toml").contains(&imported.toml);
     assert!(is_there, "docs/operations.md, expected:\n{}", imported.toml);
     for note in imported.notes {
         assert!(guide().contains(&note.to_string()), "{note}");
