@@ -48,9 +48,13 @@ pub enum Command {
         #[arg(value_name = "PATH", required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Write the man pages of this program and of each command.
+    /// Convert the saved configuration of another target to a file for `serve --config`. What is
+    /// left out is told on stderr, with its place and why.
+    Import(Import),
+    /// Write the man pages of this program, of each command and of the configuration file.
     Man {
-        /// Folder to write to, as /usr/local/share/man/man1.
+        /// Folder to write to, as /usr/local/share/man/man1: the page of the configuration file is
+        /// of section 5, and written to man5 beside it.
         #[arg(long, value_name = "FOLDER")]
         to: PathBuf,
     },
@@ -75,6 +79,18 @@ pub struct Serve {
     /// /run/capstan-target/control.sock].
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
+}
+
+/// `import`.
+#[derive(Args, Debug)]
+pub struct Import {
+    /// What `nvmetcli save` has written of the Linux kernel's target (JSON), such as
+    /// /etc/nvmet/config.json; `-` is stdin.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// File to write, which is not there yet [default: stdout].
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// `doctor`.

@@ -14,6 +14,7 @@ mod control_plane;
 pub mod doctor;
 mod handover;
 pub mod identities;
+pub mod import;
 mod instance;
 mod io_path;
 pub mod lba_size;

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use capstan_config::{
-    Config, Problems, ProviderChoice, QuickDirectory, QuickExport, Transports, Written, first_of,
+    Config, MANUAL_NAME, Problems, ProviderChoice, QuickDirectory, QuickExport, Transports,
+    Written, first_of, manual,
 };
 use capstan_doctor::{Machine, Summary, Verdict};
 use capstan_nvme_proto::text::Shown;
@@ -15,7 +16,8 @@ use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
 use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{
-    absent, answers, doctor, identities, lba_size, log, lost, operate, room, serve, space, state,
+    absent, answers, doctor, identities, import, lba_size, log, lost, operate, room, serve, space,
+    state,
 };
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
@@ -96,7 +98,15 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Check { config } => check(&config),
         Command::Doctor(options) => examine(&options),
         Command::ClearLostWrites { paths } => clear_lost_writes(&paths),
-        Command::Man { to } => clap_mangen::generate_to(Cli::command(), &to).with_context(|| {
+        Command::Import(options) => {
+            let of_it = import::run(&options)?;
+            for note in &of_it.notes {
+                // What is on stdout is the configuration, and complete without the notes.
+                let _ = writeln!(io::stderr(), "capstan-target: {note}");
+            }
+            of_it.toml.map_or(Ok(()), |toml| print(toml.trim_end()))
+        }
+        Command::Man { to } => write_manual(&to).with_context(|| {
             format!(
                 "{}: expected a folder that this user can write to",
                 to.display()
@@ -105,6 +115,17 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Open { paths } => Ok(answers::open(&paths)?),
         Command::Operate(operation) => operate::run(operation, print),
     }
+}
+
+/// The pages of the commands, and that of the configuration file in the folder of its section.
+fn write_manual(to: &Path) -> io::Result<()> {
+    clap_mangen::generate_to(Cli::command(), to)?;
+    let folder = match to.file_name() {
+        Some(name) if name == "man1" => to.with_file_name("man5"),
+        _ => to.to_owned(),
+    };
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(folder.join(MANUAL_NAME), manual())
 }
 
 fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {

@@ -514,7 +514,7 @@ fn each_command_has_a_man_page() {
     let folder = tempfile::tempdir().unwrap();
     for (name, commands) in [
         ("capstan", &["attach", "bench", "write"][..]),
-        ("capstan-target", &["serve", "check", "doctor"]),
+        ("capstan-target", &["serve", "check", "doctor", "import"]),
     ] {
         let man = |to: &Path| {
             let mut command = Command::new(program(name));
@@ -530,7 +530,11 @@ fn each_command_has_a_man_page() {
             assert!(page.contains(".SH OPTIONS"), "{command}: {page}");
         }
     }
-    for page in ["mount.capstan.8", "capstan-volumes.toml.5"] {
+    for page in [
+        "mount.capstan.8",
+        "capstan-volumes.toml.5",
+        "capstan-target.toml.5",
+    ] {
         assert!(folder.path().join(page).exists(), "{page}");
     }
     // Beside a folder for section 1 they are in those of theirs.
@@ -541,6 +545,9 @@ fn each_command_has_a_man_page() {
     told(&man.args(["man", "--to", utf8(&first)]).output().unwrap());
     assert!(sections.path().join("man8/mount.capstan.8").exists());
     assert!(!first.join("mount.capstan.8").exists());
+    told(&target(&["man", "--to", utf8(&first)]));
+    assert!(sections.path().join("man5/capstan-target.toml.5").exists());
+    assert!(!first.join("capstan-target.toml.5").exists());
     // What the programs start themselves is not typed by people.
     for hidden in [
         "capstan-serve-fuse.1",
