@@ -58,6 +58,13 @@ pub enum Command {
         #[arg(long, value_name = "FOLDER")]
         to: PathBuf,
     },
+    /// Write the completions of a shell to stdout: `capstan-target completions bash >
+    /// /etc/bash_completion.d/capstan-target`. The packages have them.
+    Completions {
+        /// The shell.
+        #[arg(value_name = "SHELL")]
+        shell: clap_complete::Shell,
+    },
     /// Open files and devices that may not answer, for `check` and `doctor`.
     #[command(hide = true)]
     Open {

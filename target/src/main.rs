@@ -112,6 +112,7 @@ fn run_command(command: Command) -> anyhow::Result<()> {
                 to.display()
             )
         }),
+        Command::Completions { shell } => completions(shell),
         Command::Open { paths } => Ok(answers::open(&paths)?),
         Command::Operate(operation) => operate::run(operation, print),
     }
@@ -126,6 +127,13 @@ fn write_manual(to: &Path) -> io::Result<()> {
     };
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join(MANUAL_NAME), manual())
+}
+
+/// Writes what makes `shell` complete the words of this program.
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "capstan-target", &mut text);
+    print(String::from_utf8_lossy(&text).trim_end())
 }
 
 fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {

@@ -557,3 +557,21 @@ fn each_command_has_a_man_page() {
         assert!(!folder.path().join(hidden).exists(), "{hidden}");
     }
 }
+
+#[test]
+fn each_shell_completes_the_commands_that_people_type() {
+    for (name, command, hidden) in [
+        ("capstan", "attach", "serve-fuse"),
+        ("capstan-target", "serve", "operate"),
+    ] {
+        for shell in ["bash", "zsh", "fish"] {
+            let mut of = Command::new(program(name));
+            let text = told(&of.args(["completions", shell]).output().unwrap());
+            assert!(text.contains(command), "{name} {shell}: {text}");
+            assert!(!text.contains(hidden), "{name} {shell}: {text}");
+        }
+    }
+    let mut of = Command::new(program("capstan"));
+    let error = complaint(&of.args(["completions", "csh"]).output().unwrap());
+    assert!(error.contains("bash") && error.contains("zsh"), "{error}");
+}

@@ -50,6 +50,7 @@ mod written;
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -146,6 +147,10 @@ enum Command {
     /// Write the man pages of this program and of each command.
     #[command(hide = true)]
     Man(Man),
+    /// Write the completions of a shell to stdout: `capstan completions bash >
+    /// /etc/bash_completion.d/capstan`. The packages have them.
+    #[command(hide = true)]
+    Completions(Completions),
     /// The process behind `attach` and `mount`.
     #[command(hide = true)]
     ServeFuse(serve::ServeFuse),
@@ -204,6 +209,24 @@ impl Man {
                 self.to.display()
             )
         })
+    }
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+struct Completions {
+    /// The shell.
+    #[arg(value_name = "SHELL")]
+    shell: clap_complete::Shell,
+}
+
+impl Completions {
+    /// Writes what makes the shell complete the words of this program.
+    fn run(&self) -> anyhow::Result<()> {
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut command(), "capstan", &mut text);
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&text).context("writing to stdout")
     }
 }
 
@@ -268,6 +291,7 @@ fn run(words: &[OsString]) -> u8 {
         Command::ServeNbd(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Man(command) => command.run(),
+        Command::Completions(command) => command.run(),
         Command::ServeFuse(command) => command.run(),
         Command::ServeVolume(command) => command.run(),
         Command::UnmountAtShutdown(command) => command.run(),
