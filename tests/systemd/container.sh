@@ -6,14 +6,11 @@
 # The root file system is made once and kept in CAPSTAN_TEST_CACHE (default
 # /var/cache/capstan-test); a run works on a layer above it and leaves it as it was.
 
-# new_container BIN: makes the layer at $work/root with both programs, units, rules and folders of
-# a package; $work/result is /result in there.
-new_container() {
-    local bin=$1 cache=${CAPSTAN_TEST_CACHE:-/var/cache/capstan-test} program
+# new_root [RELEASE]: makes the layer at $work/root, of Debian or Ubuntu without anything of ours;
+# $work/result is /result in there. Without RELEASE it is this machine's.
+new_root() {
+    local cache=${CAPSTAN_TEST_CACHE:-/var/cache/capstan-test}
     [ "$(id -u)" = 0 ] || die "a container with its own systemd needs root: sudo $0"
-    for program in capstan-target capstan; do
-        [ -x "$bin/$program" ] || die "$bin/$program is not there: cargo build --bin $program"
-    done
     need_packages "a container with its own systemd" debootstrap systemd-container e2fsprogs mount
     # The same release as this machine, because the binaries are linked against its C library.
     # shellcheck disable=SC1091
@@ -24,15 +21,16 @@ new_container() {
         ubuntu) mirror=http://archive.ubuntu.com/ubuntu components=main,universe ;;
         *) die "this test knows how to make a container of Debian and Ubuntu, not of $ID" ;;
     esac
+    local release=${1:-$VERSION_CODENAME}
     local packages=systemd,systemd-sysv,dbus,iproute2,libibverbs1,librdmacm1
-    local root=$cache/$ID-$VERSION_CODENAME-1
+    local root=$cache/$ID-$release-1
     if [ ! -d "$root" ]; then
         say "making the container's root file system in $root (once; some 250 MB)"
         mkdir -p "$cache"
         undo rm -rf --one-file-system "$root.part"
         rm -rf --one-file-system "$root.part"
         debootstrap --variant=minbase --components="$components" --include="$packages" \
-            "$VERSION_CODENAME" "$root.part" "$mirror" >"$cache/debootstrap.log" 2>&1 ||
+            "$release" "$root.part" "$mirror" >"$cache/debootstrap.log" 2>&1 ||
             { tail -5 "$cache/debootstrap.log" >&2; die "debootstrap failed; $cache/debootstrap.log"; }
         rm -rf "$root.part/var/cache/apt/archives" "$root.part/var/lib/apt/lists"
         : >"$root.part/etc/machine-id"
@@ -45,14 +43,22 @@ new_container() {
     mount -t overlay capstan-test -o "lowerdir=$root,upperdir=$work/upper,workdir=$work/layer" "$work/root"
     undo umount "$work/root"
     container_flags=()
+}
 
+# new_container BIN: that layer with both programs, units, rules and folders of a package.
+new_container() {
+    local bin=$1 program
+    for program in capstan-target capstan; do
+        [ -x "$bin/$program" ] || die "$bin/$program is not there: cargo build --bin $program"
+    done
+    new_root
     say "installing into the container"
     local lib=$work/root/usr/lib
     install -D -m 755 "$bin/capstan-target" "$bin/capstan" -t "$work/root/usr/bin"
     ln -s ../bin/capstan "$work/root/usr/sbin/mount.capstan"
     ln -s ../bin/capstan "$work/root/usr/sbin/umount.capstan"
     install -D -m 644 systemd/*.service -t "$lib/systemd/system"
-    install -D -m 644 systemd/90-capstan.preset -t "$lib/systemd/system-preset"
+    install -D -m 644 systemd/90-capstan*.preset -t "$lib/systemd/system-preset"
     install -D -m 644 systemd/capstan-target.sysusers.conf "$lib/sysusers.d/capstan-target.conf"
     install -D -m 644 systemd/capstan.tmpfiles.conf "$lib/tmpfiles.d/capstan.conf"
     install -D -m 644 systemd/60-capstan.rules -t "$lib/udev/rules.d"
@@ -85,6 +91,7 @@ Wants=capstan-test.service
 After=multi-user.target
 UNIT
 
+    rm -f "$work/result/status" "$work/result/log"
     say "booting it"
     # bpf: systemd has the kernel apply the rules of devices of a unit by it.
     # open_by_handle_at: files of exports are opened so.
@@ -113,5 +120,5 @@ UNIT
     fi
     cat "$work/result/log"
     [ "$(cat "$work/result/status")" = "success 0" ] ||
-        die "the services do not do under systemd what they should: see above"
+        die "the services do not do under systemd what they should: see above ($(cat "$work/result/status"))"
 }

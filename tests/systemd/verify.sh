@@ -51,7 +51,7 @@ mkdir -p "$work/tree/usr/lib"/{sysusers.d,tmpfiles.d,systemd/system,systemd/syst
 cp systemd/capstan-target.sysusers.conf "$work/tree/usr/lib/sysusers.d/capstan-target.conf"
 cp systemd/capstan.tmpfiles.conf "$work/tree/usr/lib/tmpfiles.d/capstan.conf"
 cp systemd/*.service "$work/tree/usr/lib/systemd/system"
-cp systemd/90-capstan.preset "$work/tree/usr/lib/systemd/system-preset"
+cp systemd/90-capstan*.preset "$work/tree/usr/lib/systemd/system-preset"
 systemd-sysusers --root="$work/tree"
 grep -q '^capstan:' "$work/tree/etc/passwd" || die "sysusers.d makes no user capstan"
 systemd-tmpfiles --root="$work/tree" --create capstan.conf
