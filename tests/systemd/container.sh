@@ -6,8 +6,8 @@
 # The root file system is made once and kept in CAPSTAN_TEST_CACHE (default
 # /var/cache/capstan-test); a run works on a layer above it and leaves it as it was.
 
-# new_root [RELEASE]: makes the layer at $work/root, of Debian or Ubuntu without anything of ours;
-# $work/result is /result in there. Without RELEASE it is this machine's.
+# new_root RELEASE: makes the layer at $work/root, of Debian or Ubuntu without anything of ours;
+# $work/result is /result in there. An empty RELEASE is this machine's.
 new_root() {
     local cache=${CAPSTAN_TEST_CACHE:-/var/cache/capstan-test}
     [ "$(id -u)" = 0 ] || die "a container with its own systemd needs root: sudo $0"
@@ -51,7 +51,7 @@ new_container() {
     for program in capstan-target capstan; do
         [ -x "$bin/$program" ] || die "$bin/$program is not there: cargo build --bin $program"
     done
-    new_root
+    new_root ""
     say "installing into the container"
     local lib=$work/root/usr/lib
     install -D -m 755 "$bin/capstan-target" "$bin/capstan" -t "$work/root/usr/bin"
