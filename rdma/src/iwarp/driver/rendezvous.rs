@@ -22,6 +22,7 @@ use nix::sys::socket::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::qp::Qp;
+use crate::iwarp::c_width::for_c;
 use crate::iwarp::link::shared::link::SharedLink;
 use crate::iwarp::link::shared::memory::Memory;
 use crate::iwarp::link::shared::ring::RING_ORDER;
@@ -202,7 +203,7 @@ impl Rendezvous {
         header.msg_iov = (&raw mut bytes).cast();
         header.msg_iovlen = 1;
         header.msg_control = space.as_mut_ptr().cast();
-        header.msg_controllen = space.capacity();
+        header.msg_controllen = for_c(space.capacity());
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         // SAFETY: `header` names memory that is borrowed until it is used no more.
         let got = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut header, flags) };
@@ -226,7 +227,8 @@ fn each_descriptor(header: &libc::msghdr, mut take: impl FnMut(OwnedFd)) {
         if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             // SAFETY: inside the memory for control messages.
             let fds: *const RawFd = unsafe { libc::CMSG_DATA(at) }.cast();
-            let bytes = (at.addr() + control.cmsg_len).saturating_sub(fds.addr());
+            let bytes =
+                (at.addr() + for_c::<_, usize>(control.cmsg_len)).saturating_sub(fds.addr());
             for n in 0..bytes / size_of::<RawFd>() {
                 // SAFETY: so many follow the header, aligned or not.
                 let fd = unsafe { fds.wrapping_add(n).read_unaligned() };

@@ -11,6 +11,7 @@ use nix::sys::socket::{
 };
 
 use crate::address_words::source_address;
+use crate::iwarp::c_width::for_c;
 use crate::iwarp::config::Config;
 use crate::iwarp::piece::{Piece, StreamIo};
 use crate::pacing::do_not_pace;
@@ -33,7 +34,7 @@ fn header(pieces: &mut [Piece]) -> libc::msghdr {
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     // `Piece` has the layout of `iovec`.
     header.msg_iov = pieces.as_mut_ptr().cast();
-    header.msg_iovlen = pieces.len();
+    header.msg_iovlen = for_c(pieces.len());
     header
 }
 
