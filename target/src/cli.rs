@@ -284,6 +284,36 @@ mod tests {
 
     use super::{Cli, Command, Transport};
 
+    /// The commands of this program in the blocks of shell commands of a document.
+    fn commands_of(document: &str) -> Vec<String> {
+        let blocks = document.split("```sh\n").skip(1);
+        let blocks = blocks.filter_map(|rest| Some(rest.split_once("```")?.0));
+        let lines = blocks.flat_map(str::lines);
+        let commands = lines.filter(|line| line.starts_with("capstan-target "));
+        commands
+            .map(|line| {
+                let ends = [" #", " |", " >", " &"].into_iter();
+                let end = ends.filter_map(|end| line.find(end)).min();
+                line[..end.unwrap_or(line.len())].to_owned()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn commands_that_documents_show_are_commands() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for (name, least) in [("README.md", 9), ("docs/operations.md", 15)] {
+            let document = std::fs::read_to_string(root.join(name)).unwrap();
+            let commands = commands_of(&document);
+            assert!(commands.len() >= least, "{name}: {commands:?}");
+            for command in commands {
+                if let Err(error) = Cli::try_parse_from(command.split_whitespace()) {
+                    panic!("{name}: {command}: {error}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn definition_is_consistent() {
         Cli::command().debug_assert();
