@@ -40,7 +40,6 @@
 //! MPA markers: a peer that insists on them is refused. Immediate data and atomics (RFC 7306).
 //! Fast registration work requests: memory windows of type 2 do that here.
 
-mod c_width;
 mod cm;
 mod completions;
 mod config;

@@ -22,7 +22,7 @@ use nix::sys::socket::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::qp::Qp;
-use crate::iwarp::c_width::for_c;
+use crate::iwarp::link::c_width::for_c;
 use crate::iwarp::link::shared::link::SharedLink;
 use crate::iwarp::link::shared::memory::Memory;
 use crate::iwarp::link::shared::ring::RING_ORDER;

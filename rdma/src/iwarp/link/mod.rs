@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "passes on pieces of registered memory")]
 
 #[cfg(any(test, feature = "fuzzing"))]
+pub(super) mod c_width;
 pub(super) mod pipe;
 pub(super) mod preempted;
 pub(super) mod shared;

@@ -11,8 +11,8 @@ use nix::sys::socket::{
 };
 
 use crate::address_words::source_address;
-use crate::iwarp::c_width::for_c;
 use crate::iwarp::config::Config;
+use crate::iwarp::link::c_width::for_c;
 use crate::iwarp::piece::{Piece, StreamIo};
 use crate::pacing::do_not_pace;
 
