@@ -561,14 +561,15 @@ fn each_command_has_a_man_page() {
 #[test]
 fn each_shell_completes_the_commands_that_people_type() {
     for (name, command, hidden) in [
-        ("capstan", "attach", "serve-fuse"),
-        ("capstan-target", "serve", "operate"),
+        ("capstan", "attach", &["serve-fuse", "udev-names"][..]),
+        ("capstan-target", "serve", &[]),
     ] {
         for shell in ["bash", "zsh", "fish"] {
             let mut of = Command::new(program(name));
             let text = told(&of.args(["completions", shell]).output().unwrap());
             assert!(text.contains(command), "{name} {shell}: {text}");
-            assert!(!text.contains(hidden), "{name} {shell}: {text}");
+            let strange: Vec<_> = hidden.iter().filter(|word| text.contains(**word)).collect();
+            assert!(strange.is_empty(), "{name} {shell}: {strange:?}");
         }
     }
     let mut of = Command::new(program("capstan"));

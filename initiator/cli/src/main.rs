@@ -224,7 +224,13 @@ impl Completions {
     /// Writes what makes the shell complete the words of this program.
     fn run(&self) -> anyhow::Result<()> {
         let mut text = Vec::new();
-        clap_complete::generate(self.shell, &mut command(), "capstan", &mut text);
+        let all = command();
+        // Without those that no person types.
+        let shown = all.get_subcommands().filter(|of| !of.is_hide_set());
+        let mut shown = clap::Command::new("capstan")
+            .args(all.get_arguments())
+            .subcommands(shown.cloned());
+        clap_complete::generate(self.shell, &mut shown, "capstan", &mut text);
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&text).context("writing to stdout")
     }
