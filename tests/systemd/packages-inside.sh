@@ -115,8 +115,8 @@ install_phase() {
     step "six lines, and it serves"
     before
     mkdir -m 750 /var/lib/capstan
-    truncate -s 128M /var/lib/capstan/disk.img /var/lib/capstan/data.img
-    mkfs.ext4 -q -b 4096 /var/lib/capstan/disk.img
+    cp /result/disk.img /var/lib/capstan
+    truncate -s 128M /var/lib/capstan/data.img
     cat >/etc/capstan/target.toml <<TOML
 listener = [{ address = "$address" }]
 [[subsystem]]

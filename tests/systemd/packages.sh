@@ -34,6 +34,9 @@ for deb in "$@"; do
     dpkg-deb --build -Znone "$work/deb" "$work/result/old" >/dev/null
     rm -r "$work/deb"
 done
+# Not every release has e2fsprogs in its smallest installation.
+truncate -s 128M "$work/result/disk.img"
+mkfs.ext4 -q -b 4096 "$work/result/disk.img"
 boot_container tests/systemd/packages-inside.sh CAPSTAN_TEST_PHASE=install
 boot_container tests/systemd/packages-inside.sh CAPSTAN_TEST_PHASE=reboot
 # shellcheck disable=SC1091
