@@ -6,7 +6,6 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use capstan_config::import::{self, IMPORT_BYTES_MAX, Note};
-use capstan_config::word_of;
 
 use crate::cli::Import;
 
@@ -64,7 +63,7 @@ fn write(output: &Path, toml: &str) -> anyhow::Result<()> {
     let made = OpenOptions::new().write(true).create_new(true).open(output);
     let mut file = match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => bail!(
-            "{}: it is there already, and is not written over; give --output another name, and compare them with `diff`",
+            "{}: it is there already, and is not written over; give --output another name, and compare the two",
             output.display()
         ),
         made => made.with_context(|| format!("{}: cannot be made", output.display()))?,
@@ -75,8 +74,8 @@ fn write(output: &Path, toml: &str) -> anyhow::Result<()> {
     written.with_context(|| {
         // Half of a configuration may be one as well.
         let removed = match std::fs::remove_file(output) {
-            Ok(()) => String::new(),
-            Err(_) => format!("; remove it, as it is not whole: `rm {}`", word_of(output)),
+            Ok(()) => "",
+            Err(_) => "; remove it, as it is not whole",
         };
         format!("{}: cannot be written{removed}", output.display())
     })

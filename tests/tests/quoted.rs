@@ -64,7 +64,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 82] = [
+const STEPS: [(&str, Step); 83] = [
     (
         "systemctl restart capstan-target",
         Tool("it restarts a service of this machine"),
@@ -210,6 +210,10 @@ const STEPS: [(&str, Step); 82] = [
     (
         "nvme resv-report",
         Tool("it needs a disk of the kernel's NVMe host, as the lab has"),
+    ),
+    (
+        "nvmetcli save",
+        Tool("it tells of the kernel's target on this machine"),
     ),
     (
         "partx --show DEVICE",

@@ -89,7 +89,7 @@ pub fn nvmet(json: &[u8]) -> Result<Imported, ImportError> {
     lost.retain(|(nqn, _)| !used.nqns.contains_key(nqn));
     lost.sort_by_key(|(_, at)| *at);
     for (nqn, at) in lost {
-        let text = format!("{nqn}, expected the NQN of one of `subsystems`");
+        let text = format!("{nqn}, expected the NQN of one of the subsystems");
         found.mistake(at, text);
     }
     reached(&mut subsystems, &ports, &mut found);
@@ -219,7 +219,7 @@ fn subsystem(at: String, value: Value, used: &mut Used, found: &mut Found) -> Op
         is_passthru = true;
         found.left_out(
             &at,
-            "commands are not passed through to a controller; a namespace with the `path` of its block device exports \
+            "commands are not passed through to a controller; a namespace with the path of its block device exports \
              its data",
         );
     }

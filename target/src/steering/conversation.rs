@@ -72,8 +72,12 @@ pub(crate) async fn serve(
             }
         };
         if Rc::strong_count(&places) > CONNECTIONS_MAX && !idle.end_longest() {
-            tokio_uring::spawn(refuse(stream));
-            continue;
+            // Those that were taken just now do not wait yet.
+            tokio::task::yield_now().await;
+            if !idle.end_longest() {
+                tokio_uring::spawn(refuse(stream));
+                continue;
+            }
         }
         let (place, steering, work) = (Rc::clone(&places), Arc::clone(&steering), Rc::clone(&work));
         let idle = idle.clone();

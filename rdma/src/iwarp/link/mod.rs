@@ -2,8 +2,8 @@
 //! Only the driver touches a link; the core of a connection sees none.
 #![expect(unsafe_code, reason = "passes on pieces of registered memory")]
 
-#[cfg(any(test, feature = "fuzzing"))]
 pub(super) mod c_width;
+#[cfg(any(test, feature = "fuzzing"))]
 pub(super) mod pipe;
 pub(super) mod preempted;
 pub(super) mod shared;
