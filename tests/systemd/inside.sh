@@ -138,14 +138,22 @@ systemctl stop "$unit"
 [ ! -e /run/capstan-target ] || fail "/run/capstan-target is left"
 [ "$(records)" = "$records_before" ] || fail "root's records have changed: $(records)"
 
-step "a wrong configuration does not start, and the log says what is wrong"
+step "a disk that is not there is waited for, and the status says so"
 cp /etc/capstan/target.toml /tmp/target.toml
 sed -i 's|^path = .*|path = "/dev/no-such-disk"|' /etc/capstan/target.toml
-! systemctl start "$unit" 2>/dev/null || fail "started with a disk that does not exist"
+systemctl start "$unit" || fail "did not start without its disk"
+property StatusText | grep -qF "waited for: 1" || fail "the status is: $(property StatusText)"
+journalctl --no-pager -u "$unit" | grep -qF "/dev/no-such-disk: No such file or directory" ||
+    fail "the log does not say that /dev/no-such-disk is not there"
 systemctl stop "$unit"
-journalctl --no-pager -u "$unit" | grep -qF "cannot open /dev/no-such-disk" ||
-    fail "the log does not say that /dev/no-such-disk cannot be opened"
+
+step "a wrong configuration does not start, and the log says what is wrong"
+sed 's|^path = |paht = |' /tmp/target.toml >/etc/capstan/target.toml
+! systemctl start "$unit" 2>/dev/null || fail "started with a key that does not exist"
+systemctl stop "$unit"
+journalctl --no-pager -u "$unit" | grep -qF 'did you mean' || fail "the log does not say what is wrong"
 cp /tmp/target.toml /etc/capstan/target.toml
+systemctl reset-failed "$unit"
 systemctl start "$unit" || fail "did not start again"
 systemctl stop "$unit"
 
