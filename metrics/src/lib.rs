@@ -2,8 +2,8 @@
 //! number of others that read it.
 //!
 //! Writing is a plain load and a plain store, without an instruction that locks; reading takes a
-//! snapshot that may be some commands old, and nothing waits for it. Numbers of two writers belong on
-//! cache lines of their own: the types that have several of them say so.
+//! snapshot that may be some commands old, and nothing waits for it. Numbers of two writers belong
+//! on cache lines of their own: the types that have several of them say so.
 //!
 //! # What it does not do
 //! It reads no clock, allocates nothing, has no labels and writes no text: what a number is about

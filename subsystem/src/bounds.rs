@@ -43,8 +43,8 @@ pub(crate) const QUEUE_ERRORS: usize = 8;
 /// Different statuses that an I/O queue counts for each namespace: as many as fit on the cache
 /// lines of its counters. A host that makes more kinds of mistakes has the others counted together.
 pub(crate) const STATUSES_COUNTED: usize = 8;
-/// Pairs of a host and a namespace that are counted by themselves: of 4,096 hosts with one namespace each,
-/// or of fewer with more. Each has some 600 bytes with its names, 2.5 MiB in all.
+/// Pairs of a host and a namespace that are counted by themselves: of 4,096 hosts with one
+/// namespace each, or of fewer with more. Each has some 600 bytes with its names, 2.5 MiB in all.
 pub const HOST_PAIRS_KEPT: usize = 4096;
 
 /// Refused connects that are kept for an operator who asks why.

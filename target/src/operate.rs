@@ -27,7 +27,8 @@ use crate::steering::socket;
 
 /// How often a target that is drained is looked at.
 const DRAIN_LOOKS: Duration = Duration::from_millis(100);
-/// How long hosts may be there behind the time that they were given: what storage has is waited for.
+/// How long hosts may be there behind the time that they were given: what storage has is waited
+/// for.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Prints lines on stdout.

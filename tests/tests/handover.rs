@@ -1,5 +1,5 @@
-//! A restart of the service: listening sockets go from one process to the next by way of the service
-//! manager, which is the test here.
+//! A restart of the service: listening sockets go from one process to the next by way of the
+//! service manager, which is the test here.
 #![expect(
     unsafe_code,
     reason = "descriptors that come with a message belong to no value yet"

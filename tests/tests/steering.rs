@@ -451,7 +451,8 @@ fn whatever_is_sent_others_are_answered() {
             .contains("65536"),
         "{told}"
     );
-    // Connections that say nothing keep no other out: the one that has waited longest ends, told so.
+    // Connections that say nothing keep no other out: the one that has waited longest ends, told
+    // so.
     let mut silent: Vec<_> = (0..34)
         .map(|_| BufReader::new(UnixStream::connect(&socket).expect("connects")))
         .collect();

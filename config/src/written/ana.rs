@@ -36,8 +36,8 @@ impl Through<'_> {
         texts.filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// Says nothing of those that are meant any more. Which tables have none left, by their numbers;
-    /// `None`: nothing was said of them.
+    /// Says nothing of those that are meant any more. Which tables have none left, by their
+    /// numbers; `None`: nothing was said of them.
     fn take_out(&self, within: &mut dyn TableLike, group: u32) -> Option<Vec<usize>> {
         let mut gone = None;
         for (at, table) in tables(within, "ana").into_iter().enumerate() {

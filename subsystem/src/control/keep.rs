@@ -1,8 +1,8 @@
 //! Changes of reservations that persist through power loss: none takes effect, and none is
 //! answered, before it is on stable storage. What cannot be put there has changed nothing.
 //!
-//! Of each namespace one set of changes is under way at most. The commands that come meanwhile wait,
-//! and are then carried out together: each is answered after two writes at most.
+//! Of each namespace one set of changes is under way at most. The commands that come meanwhile
+//! wait, and are then carried out together: each is answered after two writes at most.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
@@ -379,8 +379,8 @@ impl Target {
         });
     }
 
-    /// The I/O queue `conn` is going: what waits of it is not carried out any more. What is with the
-    /// driver takes effect when it is on stable storage.
+    /// The I/O queue `conn` is going: what waits of it is not carried out any more. What is with
+    /// the driver takes effect when it is on stable storage.
     pub(super) fn drop_changes_of_queue(&mut self, conn: ConnId) {
         let subsystems = self.subsystems.values_mut();
         for changing in subsystems.flat_map(|of| of.changing.values_mut()) {
@@ -403,8 +403,8 @@ impl Target {
     }
 
     /// Set Features, Reservation Persistence. NVMe Base 2.1, section 5.1.25.1.30: with the
-    /// broadcast NSID, that of all namespaces which can persist their reservations. Of several, some
-    /// may have been changed when it fails.
+    /// broadcast NSID, that of all namespaces which can persist their reservations. Of several,
+    /// some may have been changed when it fails.
     pub(super) fn set_persistence(
         &mut self,
         set: &SetFeatures,

@@ -23,8 +23,8 @@ const CONNECTIONS_MAX: usize = 32;
 /// How long the other end may take to read an answer, before the connection is closed.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connections that wait for a request, from the one that has waited longest on. Each ends when it is
-/// told.
+/// Connections that wait for a request, from the one that has waited longest on. Each ends when it
+/// is told.
 #[derive(Clone, Default)]
 struct Idle(Rc<RefCell<VecDeque<Rc<Notify>>>>);
 
