@@ -153,7 +153,6 @@ sed 's|^path = |paht = |' /tmp/target.toml >/etc/capstan/target.toml
 systemctl stop "$unit"
 journalctl --no-pager -u "$unit" | grep -qF 'did you mean' || fail "the log does not say what is wrong"
 cp /tmp/target.toml /etc/capstan/target.toml
-systemctl reset-failed "$unit"
 systemctl start "$unit" || fail "did not start again"
 systemctl stop "$unit"
 

@@ -172,7 +172,7 @@ fn a_mistake_is_told_by_its_place() {
             "/ports/0/subsystems/0",
             json!("nqn.2026-11.com.example:other"),
             "ports[0].subsystems[0]: ",
-            "expected the NQN of one of `subsystems`",
+            "expected the NQN of one of the subsystems",
         ),
         (
             "/ports/0/addr/traddr",
