@@ -24,8 +24,8 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Of the issue that this is for: over loopback, from the last answer before to the first behind.
-const GAP_MAX: Duration = Duration::from_secs(1);
+/// Below one second where nothing else runs (docs/resources.md); other tests do.
+const GAP_MAX: Duration = Duration::from_secs(3);
 
 /// What a service manager is told by.
 struct Manager {
