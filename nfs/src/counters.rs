@@ -163,6 +163,12 @@ impl OfThread {
             return &self.none;
         };
         let first = usize::try_from(export.0).unwrap_or(0) % EXPORTS_COUNTED;
+        // Where it is but for exports of numbers that are this far apart.
+        if let Some(cells) = self.exports.get(first).and_then(OnceLock::get)
+            && cells.place == place
+        {
+            return cells;
+        }
         let (before, behind) = self.exports.split_at(first);
         for slot in behind.iter().chain(before) {
             let cells = slot.get_or_init(|| Box::new(Cells::new(place)));
@@ -289,6 +295,15 @@ impl Counters {
     /// An operation of version 4 has ended.
     pub(crate) fn operation(&self, place: Place, op: OpNum, status: Status4) {
         self.mine(|mine| mine.of(place).operation(op, status));
+    }
+
+    /// These operations of version 4 have ended.
+    pub(crate) fn operations(&self, ended: impl Iterator<Item = (Place, OpNum, Status4)>) {
+        self.mine(|mine| {
+            for (place, op, status) in ended {
+                mine.of(place).operation(op, status);
+            }
+        });
     }
 
     /// A procedure of version 3 has ended.

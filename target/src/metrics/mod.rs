@@ -1,9 +1,9 @@
-//! What the target counts, and how it is told: to Prometheus over HTTP ([`endpoint`]), and by the
+//! What the target counts, and how it is told: to Prometheus over HTTP (`endpoint`), and by the
 //! control socket.
 //!
 //! Each number has one thread that writes it (`capstan_metrics`): the commands of a queue are
-//! counted by that (`capstan_subsystem`), the rest of a reactor in [`ReactorMetrics`], what is done
-//! on a backend in [`BackendMetrics`], NFS in `capstan_nfs::counters`. [`snapshot`] reads it all,
+//! counted by that (`capstan_subsystem`), the rest of a reactor in `ReactorMetrics`, what is done
+//! on a backend in `BackendMetrics`, NFS in `capstan_nfs::counters`. `snapshot` reads it all,
 //! on the thread that asks: no I/O waits for a lock that it takes. [`names::METRICS`] is the list
 //! of what is told.
 

@@ -144,9 +144,8 @@ impl Context<'_> {
 
     /// Nothing had to be waited for: counts what was kept for that.
     pub(super) fn count(&self) {
-        for (place, op, status) in self.uncounted.iter().flatten() {
-            self.service.counters().operation(*place, *op, *status);
-        }
+        let ended = self.uncounted.iter().flatten().copied();
+        self.service.counters().operations(ended);
     }
 
     /// The failure of an operation that may not wait and has to.
