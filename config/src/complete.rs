@@ -89,12 +89,13 @@ impl Config {
     }
 }
 
-fn put(table: &mut Table, key: &str, value: impl Into<Value>) {
+/// A key with its value.
+pub(crate) fn put(table: &mut Table, key: &str, value: impl Into<Value>) {
     table.insert(key, Item::Value(value.into()));
 }
 
 /// Nothing of a list without tables.
-fn put_all(within: &mut Table, key: &str, tables: impl Iterator<Item = Table>) {
+pub(crate) fn put_all(within: &mut Table, key: &str, tables: impl Iterator<Item = Table>) {
     let all: ArrayOfTables = tables.collect();
     if !all.is_empty() {
         within.insert(key, Item::ArrayOfTables(all));

@@ -285,7 +285,7 @@ impl Reservation {
         self.require_key(&host, data.crkey.get())?;
         let rtype = command.reservation_type;
         match command.action {
-            // Nobody can say whose it is; a Clear ends it.
+            // Its holder is not known; a Clear ends it.
             _ if self.is_unknown => Err(conflict()),
             AcquireAction::Acquire => match self.held {
                 None => {

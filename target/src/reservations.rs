@@ -60,7 +60,7 @@ struct Inner {
     said: AtomicBool,
 }
 
-/// A namespace, as the file names it for who reads that.
+/// The namespace that a file is of, which the file names for an operator.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {
     pub(crate) subnqn: Nqn,

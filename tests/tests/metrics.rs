@@ -1,4 +1,4 @@
-//! What a target counts and tells: each number is what was done, whoever asks and however.
+//! Each metric of a target is what was done, by HTTP and by the control socket.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

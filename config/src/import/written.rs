@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
+use toml_edit::{Array, DocumentMut, Table};
 
 use super::nvmet::{Namespace, Subsystem};
 use super::ports::{FIRST_GROUP, Port};
+use crate::complete::{put, put_all};
 use crate::{Access, AnaState};
 
 const HEAD: &str = "# Made by `capstan-target import` of a saved configuration of nvmet.\n";
@@ -17,18 +18,6 @@ pub(super) fn toml(ports: &[Port], subsystems: &[Subsystem]) -> String {
     let subsystems = subsystems.iter().map(|of| subsystem(of, ports));
     put_all(root, "subsystem", subsystems);
     format!("{HEAD}\n{document}")
-}
-
-fn put(table: &mut Table, key: &str, value: impl Into<Value>) {
-    table.insert(key, Item::Value(value.into()));
-}
-
-/// Nothing of a list without tables.
-fn put_all(within: &mut Table, key: &str, tables: impl Iterator<Item = Table>) {
-    let all: ArrayOfTables = tables.collect();
-    if !all.is_empty() {
-        within.insert(key, Item::ArrayOfTables(all));
-    }
 }
 
 fn listener(port: &Port) -> Table {

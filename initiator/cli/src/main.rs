@@ -225,7 +225,7 @@ impl Completions {
     fn run(&self) -> anyhow::Result<()> {
         let mut text = Vec::new();
         let all = command();
-        // Without those that no person types.
+        // Without the hidden ones, which only programs run.
         let shown = all.get_subcommands().filter(|of| !of.is_hide_set());
         let mut shown = clap::Command::new("capstan")
             .args(all.get_arguments())

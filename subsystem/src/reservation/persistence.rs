@@ -13,7 +13,7 @@ use crate::bounds::REGISTRANTS_MAX;
 pub struct KeptReservations {
     /// GEN of Reservation Report.
     pub generation: u32,
-    /// Type of the reservation, and the Host Identifier of who acquired it.
+    /// Type of the reservation, and the Host Identifier of the host that acquired it.
     pub held: Option<(ReservationType, [u8; 16])>,
     /// Reservation key of each registrant, by Host Identifier.
     pub registrants: BTreeMap<[u8; 16], u64>,
@@ -84,10 +84,10 @@ pub enum Persistence {
     Ready,
     /// These have.
     Found(KeptReservations),
-    /// Some may have, and it is not known which. The namespace is taken for one that a host which
-    /// is not there has reserved with Exclusive Access: whoever held it may have relied on that no
-    /// other host reads or writes, and letting all hosts in would tell none of them. A host that
-    /// registers and clears ends it, as it may end any reservation.
+    /// Some may have, and it is not known which. The namespace is taken for one that an absent host
+    /// has reserved with Exclusive Access: its holder may rely on that no other host reads or
+    /// writes, and would not hear that all hosts were let in. A host that registers and clears ends
+    /// it, as it may end any reservation.
     Unknown,
 }
 

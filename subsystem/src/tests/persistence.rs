@@ -241,7 +241,7 @@ fn a_namespace_says_whether_its_reservations_can_persist() {
     assert_eq!(refused.unwrap().0, Status::INVALID_FIELD.dnr());
     let refused = set_feature(&mut bench, &association, 1, 1);
     assert_eq!(refused, Some(Status::INVALID_FIELD));
-    // As long as nobody wants it, nothing is kept and nobody waits.
+    // Where no host asks for it, nothing is kept and no command waits.
     let registered = register(&mut bench, one, 0xA, ChangePtpl::NoChange);
     assert_eq!(registered, Ok(Status::SUCCESS));
     assert_eq!(report(&mut bench, one), (1, 0, 1, 0));

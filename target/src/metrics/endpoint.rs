@@ -24,7 +24,7 @@ use tokio::task::{self, JoinHandle as Task, LocalSet};
 use super::{snapshot, text};
 use crate::control_plane::ControlPlane;
 
-/// Connections at a time: of some servers of Prometheus, and of some people. Each may have a
+/// Connections at a time: of some servers of Prometheus and some operators. Each may have a
 /// request here, and an answer to take: the answers that were made within [`SNAPSHOT_AGE`] of each
 /// other are one.
 const CONNECTIONS_MAX: usize = 16;

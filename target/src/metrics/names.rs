@@ -1,4 +1,4 @@
-//! Every metric that the target tells: `docs/metrics.md` has the same list for people.
+//! Every metric that the target tells: `docs/metrics.md` has the same list.
 
 /// What a metric is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -128,7 +128,7 @@ fn a_damaged_file_is_no_reservation_that_is_known() {
     assert!(write(folder, Some(&kept(2))));
     let file = folder.join(file_name(NAMESPACE));
     let whole = fs::read_to_string(&file).unwrap();
-    assert!(whole.contains("/srv/a"), "for who reads it: {whole}");
+    assert!(whole.contains("/srv/a"), "for an operator: {whole}");
     let other = Uuid::from_u128(8).to_string();
     let uuid = NAMESPACE.to_string();
     let ones = "01010101010101010101010101010101";

@@ -16,7 +16,7 @@ const CHECKSUM: &str = "# checksum ";
 
 const HEAD: &str = "\
 # Reservations of a namespace that persist through power loss; written by capstan-target before a host is told.\n\
-# Without this file the namespace has none when the target starts. What is said of the namespace is for who reads this.\n\n";
+# Without this file the namespace has none when the target starts. [namespace] is for operators; the UUID alone counts.\n\n";
 
 /// Types by RTYPE, from 1.
 const TYPES: [&str; 6] = [
