@@ -374,7 +374,8 @@ fn connect(options: &Options, link: Link) -> Result<DirectQueue> {
     Ok(DirectQueue::connect_through(options, manager)?)
 }
 
-/// Options of the `number`th host, with memory for a workload.
+/// Options of the `number`th host, with memory for a workload. It sends no Keep Alive: how many
+/// there are is up to the clock, and a count is to be the same on a slow machine.
 pub(crate) fn options(address: SocketAddr, number: u16, load: Load) -> Options {
     let mut options = host::options(address, 0);
     options.hostid.0[14..].copy_from_slice(&number.to_be_bytes());
@@ -382,6 +383,7 @@ pub(crate) fn options(address: SocketAddr, number: u16, load: Load) -> Options {
     options.hostnqn = Nqn::new(&hostnqn).expect("a valid NQN");
     options.queue_size = load.depth + 1;
     options.data_memory_bytes = load.bytes as usize * usize::from(load.depth);
+    options.keep_alive_tmo = Duration::ZERO;
     options
 }
 

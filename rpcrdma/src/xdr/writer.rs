@@ -133,7 +133,7 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// [`WriteError::Full`].
     pub fn u32(&mut self, value: u32) -> Result<(), WriteError> {
-        self.put("unsigned int", &value.to_be_bytes())
+        self.put_whole("unsigned int", value.to_be_bytes())
     }
 
     /// Integer or Enumeration (RFC 4506, sections 4.1, 4.3).
@@ -141,7 +141,7 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// [`WriteError::Full`].
     pub fn i32(&mut self, value: i32) -> Result<(), WriteError> {
-        self.put("int", &value.to_be_bytes())
+        self.put_whole("int", value.to_be_bytes())
     }
 
     /// Unsigned Hyper Integer (RFC 4506, section 4.5).
@@ -149,7 +149,7 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// [`WriteError::Full`].
     pub fn u64(&mut self, value: u64) -> Result<(), WriteError> {
-        self.put("unsigned hyper", &value.to_be_bytes())
+        self.put_whole("unsigned hyper", value.to_be_bytes())
     }
 
     /// Hyper Integer (RFC 4506, section 4.5).
@@ -157,7 +157,7 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// [`WriteError::Full`].
     pub fn i64(&mut self, value: i64) -> Result<(), WriteError> {
-        self.put("hyper", &value.to_be_bytes())
+        self.put_whole("hyper", value.to_be_bytes())
     }
 
     /// Boolean, also whether Optional-Data follows (RFC 4506, sections 4.4, 4.19).
@@ -165,7 +165,7 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// [`WriteError::Full`].
     pub fn bool(&mut self, value: bool) -> Result<(), WriteError> {
-        self.put("bool", &u32::from(value).to_be_bytes())
+        self.put_whole("bool", u32::from(value).to_be_bytes())
     }
 
     /// Fixed-Length Opaque Data and its padding (RFC 4506, section 4.9).
@@ -268,7 +268,7 @@ impl<'a> Writer<'a> {
             position,
             length_bytes,
         };
-        self.put(ITEM, &length_bytes.to_be_bytes())?;
+        self.put_whole(ITEM, length_bytes.to_be_bytes())?;
         self.written.reduced_len = index.saturating_add(1);
         self.written.reduced_bytes = self
             .written
@@ -306,12 +306,32 @@ impl<'a> Writer<'a> {
                 length,
             });
         };
-        self.put(item, &count.to_be_bytes())
+        self.put_whole(item, count.to_be_bytes())
     }
 
+    /// Data and its padding.
     fn put(&mut self, item: &'static str, data: &[u8]) -> Result<(), WriteError> {
         let padding = padding_bytes(data.len());
-        let needed_bytes = data.len().saturating_add(padding);
+        let room = self.room(item, data.len().saturating_add(padding))?;
+        let (room, pad) = room.split_at_mut(data.len());
+        room.copy_from_slice(data);
+        pad.fill(0); // RFC 4506, section 3
+        Ok(())
+    }
+
+    /// An item of whole units, which has no padding.
+    fn put_whole<const BYTES: usize>(
+        &mut self,
+        item: &'static str,
+        data: [u8; BYTES],
+    ) -> Result<(), WriteError> {
+        const { assert!(BYTES.is_multiple_of(UNIT_BYTES)) };
+        self.room(item, BYTES)?.copy_from_slice(&data);
+        Ok(())
+    }
+
+    /// The next `needed_bytes`, which count as written.
+    fn room(&mut self, item: &'static str, needed_bytes: usize) -> Result<&mut [u8], WriteError> {
         let offset = self.offset();
         let left_bytes = self.left_bytes();
         let end = offset.saturating_add(needed_bytes);
@@ -323,11 +343,8 @@ impl<'a> Writer<'a> {
                 left_bytes,
             });
         };
-        let (room, pad) = room.split_at_mut(data.len());
-        room.copy_from_slice(data);
-        pad.fill(0); // RFC 4506, section 3
         self.written.length = end;
-        Ok(())
+        Ok(room)
     }
 }
 

@@ -284,7 +284,8 @@ const SYSCALLS: [Row; 5] = [
         what: "host system calls per 4 KiB write over NVMe/TCP, RAM, depth 128",
         end: End::Host,
         load: Load::write(NSID_RAM, 4096, 128).over(Link::NvmeTcp),
-        bounds: || Bounds::none(Better::Lower).gate(0.05),
+        // 0.035 to 0.072, by how many responses have come when the host looks.
+        bounds: || Bounds::none(Better::Lower).gate(0.11),
     },
 ];
 

@@ -20,6 +20,8 @@ const MANY_HOSTS: u16 = 500;
 const PAUSE: Duration = Duration::from_millis(10);
 /// First commands of one run.
 const COMMANDS: usize = 50;
+/// Of a host that sends nothing else: the one of `capstan`.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// What a host does that does nothing.
 const LOAD: Load = Load::read(1, 4096, 31);
 
@@ -27,7 +29,8 @@ const LOAD: Load = Load::read(1, 4096, 31);
 pub(crate) fn idle(setting: &Setting) -> Result<Findings> {
     let target = Target::start("", &[RAM])?;
     let hosts = (0..HOSTS).map(|number| {
-        let options = load::options(target.address, number, LOAD);
+        let mut options = load::options(target.address, number, LOAD);
+        options.keep_alive_tmo = KEEP_ALIVE;
         Ok(Controller::connect(options)?)
     });
     let hosts = hosts.collect::<Result<Vec<_>>>()?;
@@ -109,8 +112,7 @@ pub(crate) fn memory(_: &Setting) -> Result<Findings> {
     let none = resident(pid)?;
     let mut hosts = Vec::new();
     for number in 0..MANY_HOSTS {
-        let mut options = load::options(target.address, number, LOAD);
-        options.keep_alive_tmo = Duration::ZERO;
+        let options = load::options(target.address, number, LOAD);
         let host = load::connect_over_tcp(&options);
         hosts.push(host.with_context(|| format!("connecting host {number}"))?);
     }
