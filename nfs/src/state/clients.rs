@@ -131,6 +131,14 @@ impl Clients {
             .map(|client| client.owner.clone())
     }
 
+    /// Owners that were not told of all that was revoked, and of which exports that was.
+    pub(crate) fn revoked(&self) -> impl Iterator<Item = (&Arc<[u8]>, u64)> {
+        self.by_id.values().flat_map(|client| {
+            let exports = client.revoked.exports();
+            exports.map(|export| (&client.owner, export))
+        })
+    }
+
     /// Clients that were renewed last before `before_us`, the longest ago first.
     pub(crate) fn lapsed_before(&self, before_us: u64) -> Vec<ClientId> {
         let before = (before_us, ClientId(0));

@@ -1,7 +1,7 @@
 //! The grace period: which clients may reclaim what they had before the server restarted, and when
 //! others may open and lock again. RFC 8881, sections 8.4.2, 8.4.3 and 18.51.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use capstan_nfs_proto::v4::status::Status;
@@ -9,13 +9,16 @@ use capstan_nfs_proto::v4::types::ClientId;
 
 use super::State;
 use super::limits::{RECLAIM_PAUSE_US, UNRECORDED_MAX};
-use super::stable::Record;
+use super::opens::FileKey;
+use super::stable::{Record, Replay};
 
 /// The grace period, and the clients that it is for.
 #[derive(Debug)]
 pub(crate) struct Grace {
     /// Owners of clients that had state before the restart and have not reclaimed all of it.
     entitled: BTreeSet<Arc<[u8]>>,
+    /// Of those, the exports that were taken out when they had state there.
+    revoked: BTreeMap<Arc<[u8]>, BTreeSet<u64>>,
     /// `None` when it is over.
     ends_us: Option<u64>,
     /// No reclaim makes it last longer than this.
@@ -26,11 +29,12 @@ pub(crate) struct Grace {
 
 impl Grace {
     /// Without a client that has something to reclaim there is none.
-    pub(crate) fn new(owners: BTreeSet<Arc<[u8]>>, now_us: u64, grace_us: u64) -> Self {
+    pub(crate) fn new(before: Replay, now_us: u64, grace_us: u64) -> Self {
         let ends_us = now_us.saturating_add(grace_us);
         Self {
-            ends_us: (!owners.is_empty()).then_some(ends_us),
-            entitled: owners,
+            ends_us: (!before.owners.is_empty()).then_some(ends_us),
+            entitled: before.owners,
+            revoked: before.revoked,
             latest_us: ends_us.saturating_add(grace_us),
             ended: None,
         }
@@ -54,7 +58,22 @@ impl Grace {
 
     /// The owner has reclaimed, or has nothing to reclaim: whether it was waited for.
     pub(crate) fn forget(&mut self, owner: &Arc<[u8]>) -> bool {
+        self.revoked.remove(owner);
         self.entitled.remove(owner)
+    }
+
+    /// The owner has lost what it had of an export; what it has reclaimed of it as well.
+    pub(crate) fn revoke(&mut self, owner: &Arc<[u8]>, export: u64) {
+        if self.entitled.contains(owner) {
+            let exports = self.revoked.entry(owner.clone()).or_default();
+            exports.insert(export);
+        }
+    }
+
+    /// Owners that may reclaim, and the exports of whose files they may not.
+    pub(crate) fn revoked(&self) -> impl Iterator<Item = (&Arc<[u8]>, u64)> {
+        let exports_of = self.revoked.iter();
+        exports_of.flat_map(|(owner, exports)| exports.iter().map(move |export| (owner, *export)))
     }
 }
 
@@ -104,6 +123,7 @@ impl State {
     /// be on stable storage before any client is given an open or a lock.
     fn end_grace(&mut self) {
         self.grace.ends_us = None;
+        self.grace.revoked.clear();
         let late = std::mem::take(&mut self.grace.entitled);
         self.grace.ended = Some(late.into_iter().collect());
         self.recording.push(Record::GraceEnded);
@@ -140,6 +160,20 @@ impl State {
                 Ok(())
             }
         }
+    }
+
+    /// Whether a client may reclaim what it had of a file, beside [`State::may_obtain`]: not where
+    /// it was revoked before, as others may have had it since (RFC 8881, section 8.4.3).
+    ///
+    /// # Errors
+    /// NFS4ERR_RECLAIM_BAD.
+    pub(crate) fn may_reclaim(&self, client: ClientId, file: &FileKey) -> Result<(), Status> {
+        let owner = self.clients.by_id(client).map(|client| &client.owner);
+        let revoked = owner.and_then(|owner| self.grace.revoked.get(owner));
+        if revoked.is_some_and(|exports| exports.contains(&file.export())) {
+            return Err(Status::RECLAIM_BAD);
+        }
+        Ok(())
     }
 
     /// Whether a file may lose a name now: in a grace period it may be one that a client had open
@@ -189,10 +223,17 @@ impl State {
             return Err(Status::DELAY);
         }
         client.has_completed = true;
+        // What was revoked before the restart it has not got back. What is revoked since it has yet
+        // to acknowledge.
+        let has_lost = self.grace.revoked.contains_key(&owner) && client.revoked.is_empty();
         self.grace.forget(&owner);
         self.recording.push(Record::Client {
             owner: owner.clone(),
         });
+        if has_lost {
+            let owner = owner.clone();
+            self.recording.push(Record::Acknowledged { owner });
+        }
         self.recording.await_owner(&owner);
         self.end_grace_when_reclaimed();
         Ok(())

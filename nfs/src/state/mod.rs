@@ -180,7 +180,7 @@ impl State {
             states: BTreeMap::new(),
             last_state: 0,
             last_intent: 0,
-            grace: Grace::new(before.owners, now_us, config.grace_us()),
+            grace: Grace::new(before, now_us, config.grace_us()),
             bytes: Stock::new(limits.bytes),
             replies: Stock::new(limits.replies),
             opens: Stock::new(limits.opens),
@@ -240,11 +240,17 @@ impl State {
             .clients
             .recorded()
             .map(|owner| Record::Client { owner });
+        let revoked = self.grace.revoked().chain(self.clients.revoked());
+        let revoked = revoked.map(|(owner, export)| Record::Revoked {
+            owner: owner.clone(),
+            export,
+        });
         earlier
             .chain([Record::Boot {
                 instance: self.instance,
             }])
             .chain(own)
+            .chain(revoked)
             .collect()
     }
 

@@ -170,6 +170,9 @@ impl State {
     /// As [`State::open`], but for its bounds.
     pub fn may_open(&mut self, request: &OpenRequest<'_>, now_us: u64) -> Result<(), Status> {
         self.may_obtain(request.client, request.is_reclaim, now_us)?;
+        if request.is_reclaim {
+            self.may_reclaim(request.client, request.file)?;
+        }
         let own = (request.client, request.owner);
         let (access, deny) = (request.access, request.deny);
         let denied = if request.is_reclaim {

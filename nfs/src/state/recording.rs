@@ -31,8 +31,9 @@ impl Recording {
     pub(crate) fn push(&mut self, record: Record) {
         self.count = self.count.saturating_add(1);
         match &record {
-            Record::Boot { .. } => {}
-            Record::Client { owner } | Record::Gone { owner } => {
+            // Others wait for the file, and the client for nothing.
+            Record::Boot { .. } | Record::Revoked { .. } => {}
+            Record::Client { owner } | Record::Gone { owner } | Record::Acknowledged { owner } => {
                 self.owners.insert(owner.clone(), self.count);
             }
             Record::GraceEnded => self.grace_ended = self.count,
@@ -40,7 +41,7 @@ impl Recording {
         self.records.push(record);
     }
 
-    /// The last record says as well that what was open of this file is lost.
+    /// The records say as well that what was open of this file is lost.
     pub(crate) fn push_file(&mut self, file: FileKey) {
         self.files.insert(file, self.count);
     }

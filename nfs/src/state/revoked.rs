@@ -3,7 +3,8 @@
 //!
 //! The opens and locks end at once, and others may have what they held. What stays is the numbers
 //! of their stateids, by which their client is told what has become of them until it has freed
-//! each, or has had a lease's time to do so.
+//! each, or has had a lease's time to do so. Until then stable storage knows of which exports they
+//! were: a client that was not told may not reclaim them after a restart (section 8.4.3).
 
 use std::collections::BTreeSet;
 
@@ -13,6 +14,7 @@ use capstan_nfs_proto::v4::types::ClientId;
 use super::State;
 use super::limits::{REVOKED_BYTES, REVOKED_PER_CLIENT_MAX};
 use super::opens::FileKey;
+use super::stable::Record;
 use super::stateids::EntryKind;
 
 /// What of one client is revoked, and not freed yet.
@@ -20,6 +22,8 @@ use super::stateids::EntryKind;
 pub(crate) struct Revoked {
     /// Of the opens and lock states, in the order in which they were made.
     numbers: BTreeSet<u64>,
+    /// The exports of their files.
+    exports: BTreeSet<u64>,
     /// When a SEQUENCE told of them first. Less is never known of the client: it may have been
     /// away for long when they were revoked.
     told_us: Option<u64>,
@@ -28,6 +32,14 @@ pub(crate) struct Revoked {
 impl Revoked {
     pub(crate) fn contains(&self, number: u64) -> bool {
         self.numbers.contains(&number)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    pub(crate) fn exports(&self) -> impl Iterator<Item = u64> {
+        self.exports.iter().copied()
     }
 
     /// Bytes taken for them.
@@ -39,7 +51,7 @@ impl Revoked {
 
 impl FileKey {
     /// The number of the file's export.
-    fn export(&self) -> u64 {
+    pub(crate) fn export(&self) -> u64 {
         let number = self.bytes().first_chunk().copied().unwrap_or_default();
         u64::from_be_bytes(number)
     }
@@ -52,23 +64,26 @@ impl State {
     /// that is under way finds nothing to commit.
     pub fn give_up_exports(&mut self, is_gone: impl Fn(u64) -> bool) {
         let files = self.files.iter().filter(|(key, _)| is_gone(key.export()));
-        let opens = files.flat_map(|(_, file)| file.opens.values().copied());
-        let opens: Vec<u64> = opens.collect();
-        for open in opens {
+        let opens = files.flat_map(|(key, file)| {
+            let opens = file.opens.values();
+            opens.map(move |open| (key.clone(), *open))
+        });
+        let opens: Vec<(FileKey, u64)> = opens.collect();
+        for (file, open) in opens {
             let locks = match self.states.get(&open).map(|entry| &entry.kind) {
                 Some(EntryKind::Open(open)) => open.locks.clone(),
                 Some(EntryKind::Lock { .. }) | None => continue,
             };
-            self.revoke(open);
-            for lock in locks {
-                self.revoke(lock);
+            for number in [open].into_iter().chain(locks) {
+                self.revoke(number, file.export());
             }
+            self.recording.push_file(file);
             self.remove_open(open);
         }
     }
 
     /// Remembers of an open or a lock state that is about to be removed that it was revoked.
-    fn revoke(&mut self, number: u64) {
+    fn revoke(&mut self, number: u64, export: u64) {
         // A client that was not told of a lock state knows no stateid of it, and could not free it.
         let Some(entry) = self.states.get_mut(&number).filter(|of| of.seqid != 0) else {
             return;
@@ -80,6 +95,11 @@ impl State {
         entry.bytes = entry.bytes.saturating_sub(REVOKED_BYTES);
         client.revoked.numbers.insert(number);
         client.revoked.told_us = None;
+        if client.revoked.exports.insert(export) {
+            let owner = client.owner.clone();
+            self.grace.revoke(&owner, export);
+            self.recording.push(Record::Revoked { owner, export });
+        }
         if client.revoked.numbers.len() > REVOKED_PER_CLIENT_MAX {
             client.revoked.numbers.pop_first();
             self.bytes.give_back(client.address, REVOKED_BYTES);
@@ -93,23 +113,36 @@ impl State {
     }
 
     /// The client has freed revoked state: whether there was any of this number.
-    pub(crate) fn free_revoked(&mut self, client: ClientId, number: u64) -> bool {
-        let Some(client) = self.clients.by_id_mut(client) else {
+    pub(crate) fn free_revoked(&mut self, id: ClientId, number: u64) -> bool {
+        let Some(client) = self.clients.by_id_mut(id) else {
             return false;
         };
         let was_there = client.revoked.numbers.remove(&number);
         if was_there {
             self.bytes.give_back(client.address, REVOKED_BYTES);
+            self.acknowledge_when_freed(id);
         }
         was_there
+    }
+
+    /// The client has freed the last of it, or will not: what it has next is new.
+    fn acknowledge_when_freed(&mut self, client: ClientId) {
+        let Some(client) = self.clients.by_id_mut(client) else {
+            return;
+        };
+        if client.revoked.is_empty() && !client.revoked.exports.is_empty() {
+            client.revoked = Revoked::default();
+            let owner = client.owner.clone();
+            self.recording.push(Record::Acknowledged { owner });
+        }
     }
 
     /// What a SEQUENCE says of a client's state. What it was told of a lease ago it has not freed
     /// in all that time, and will not: a client that has closed a file while the export was away
     /// was told that the handle is stale, and forgets the stateid. Linux tests all that it has
     /// each time that it is told, so that this has to end.
-    pub(crate) fn status_of(&mut self, client: ClientId, now_us: u64) -> SequenceStatus {
-        let Some(client) = self.clients.by_id_mut(client) else {
+    pub(crate) fn status_of(&mut self, id: ClientId, now_us: u64) -> SequenceStatus {
+        let Some(client) = self.clients.by_id_mut(id) else {
             return SequenceStatus::empty();
         };
         let revoked = &mut client.revoked;
@@ -121,7 +154,8 @@ impl State {
             return SequenceStatus::ADMIN_STATE_REVOKED;
         }
         self.bytes.give_back(client.address, revoked.bytes());
-        *revoked = Revoked::default();
+        revoked.numbers.clear();
+        self.acknowledge_when_freed(id);
         SequenceStatus::empty()
     }
 }

@@ -8,14 +8,16 @@
 //! | [`Record::Client`] | RECLAIM_COMPLETE is answered, which lets the client open and lock |
 //! | [`Record::Gone`] | others get what it held, or its next instance or its end is confirmed |
 //! | [`Record::GraceEnded`] | the first open or lock after the grace period is answered |
+//! | [`Record::Revoked`] | others get what it held |
+//! | [`Record::Acknowledged`] | the client is given an open or a lock |
 //!
 //! Other answers wait for none of them (`recording.rs`).
 //!
 //! # The format
 //! Numbers are big-endian. The first eight bytes are [`MAGIC`], whose last is the version. Each
 //! record follows as the length of its body (2 bytes), the body, and the CRC-32C of both (4 bytes).
-//! A body is one byte that tells the kind, and an instance (1: 4 bytes), an owner (2, 3: 0 to
-//! 1024 bytes) or nothing (4).
+//! A body is one byte that tells the kind, and an instance (1: 4 bytes), an owner (2, 3, 6: 0 to
+//! 1024 bytes), nothing (4), or the number of an export (8 bytes) and an owner (5).
 //!
 //! A record at the end that is not whole was never answered for, and is left out ("torn"). One that
 //! is wrong in the middle means that the file is damaged: no client may reclaim by it.
@@ -35,8 +37,10 @@ pub const MAGIC: [u8; 8] = *b"CAPNFSS\x01";
 
 /// Bytes around a body: its length and its checksum.
 const FRAME_BYTES: usize = 2 + 4;
-/// Bytes of the longest body: its kind and an owner.
-const BODY_BYTES_MAX: usize = 1 + OWNER_BYTES_MAX as usize;
+/// Bytes of the number of an export.
+const EXPORT_BYTES: usize = 8;
+/// Bytes of the longest body: its kind, an export and an owner.
+const BODY_BYTES_MAX: usize = 1 + EXPORT_BYTES + OWNER_BYTES_MAX as usize;
 /// Owners that are there at once: those of before the restart that have not reclaimed yet, and
 /// clients.
 const OWNERS_MAX: u64 = 2 * CLIENTS_MAX;
@@ -45,6 +49,8 @@ const BOOT: u8 = 1;
 const CLIENT: u8 = 2;
 const GONE: u8 = 3;
 const GRACE_ENDED: u8 = 4;
+const REVOKED: u8 = 5;
+const ACKNOWLEDGED: u8 = 6;
 
 /// One record.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,6 +74,19 @@ pub enum Record {
     /// The grace period is over: clients of earlier instances that have not come since have lost
     /// their state.
     GraceEnded,
+    /// A client has lost what it had of the files of an export that was taken out. The export may
+    /// be there again after a restart, and others may have had the files in between.
+    Revoked {
+        /// Its owner.
+        owner: Arc<[u8]>,
+        /// The number of the export.
+        export: u64,
+    },
+    /// A client knows that it has lost all that was revoked: what it has from now on is new.
+    Acknowledged {
+        /// Its owner.
+        owner: Arc<[u8]>,
+    },
 }
 
 /// What stable storage says about the time before the server started.
@@ -77,6 +96,8 @@ pub struct Replay {
     pub instance: u32,
     /// Owners of the clients that may reclaim.
     pub owners: BTreeSet<Arc<[u8]>>,
+    /// Of those, the numbers of the exports of whose files they may reclaim nothing.
+    pub revoked: BTreeMap<Arc<[u8]>, BTreeSet<u64>>,
 }
 
 /// Stable storage that cannot be used.
@@ -132,6 +153,15 @@ pub fn encode(record: &Record, to: &mut Vec<u8>) {
             body.extend(owner.iter());
         }
         Record::GraceEnded => body.push(GRACE_ENDED),
+        Record::Revoked { owner, export } => {
+            body.push(REVOKED);
+            body.extend(export.to_be_bytes());
+            body.extend(owner.iter());
+        }
+        Record::Acknowledged { owner } => {
+            body.push(ACKNOWLEDGED);
+            body.extend(owner.iter());
+        }
     }
     let start = to.len();
     to.extend(u16::try_from(body.len()).unwrap_or(u16::MAX).to_be_bytes());
@@ -175,6 +205,18 @@ fn decode(bytes: &[u8]) -> Result<(Record, usize), &'static str> {
             owner: owner.into(),
         },
         (&GRACE_ENDED, []) => Record::GraceEnded,
+        (&REVOKED, rest) => {
+            let (export, owner) = rest
+                .split_first_chunk::<EXPORT_BYTES>()
+                .ok_or("it has no whole export")?;
+            Record::Revoked {
+                owner: owner.into(),
+                export: u64::from_be_bytes(*export),
+            }
+        }
+        (&ACKNOWLEDGED, owner) => Record::Acknowledged {
+            owner: owner.into(),
+        },
         _ => return Err("its kind is unknown"),
     };
     Ok((record, whole))
@@ -221,6 +263,7 @@ pub fn replay(bytes: &[u8]) -> Result<(Replay, usize), StableError> {
     };
     let mut instance = 0;
     let mut owners = BTreeMap::<Arc<[u8]>, u32>::new();
+    let mut revoked = BTreeMap::<Arc<[u8]>, BTreeSet<u64>>::new();
     let mut left = records;
     while !left.is_empty() {
         let offset = bytes.len().saturating_sub(left.len());
@@ -237,8 +280,15 @@ pub fn replay(bytes: &[u8]) -> Result<(Replay, usize), StableError> {
             }
             Record::Gone { owner } => {
                 owners.remove(&owner);
+                revoked.remove(&owner);
             }
             Record::GraceEnded => owners.retain(|_, since| *since == instance),
+            Record::Revoked { owner, export } => {
+                revoked.entry(owner).or_default().insert(export);
+            }
+            Record::Acknowledged { owner } => {
+                revoked.remove(&owner);
+            }
         }
         let found = u64::try_from(owners.len()).unwrap_or(u64::MAX);
         if found > OWNERS_MAX {
@@ -246,10 +296,12 @@ pub fn replay(bytes: &[u8]) -> Result<(Replay, usize), StableError> {
         }
     }
     let whole = bytes.len().saturating_sub(left.len());
+    revoked.retain(|owner, _| owners.contains_key(owner));
     Ok((
         Replay {
             instance,
             owners: owners.into_keys().collect(),
+            revoked,
         },
         whole,
     ))

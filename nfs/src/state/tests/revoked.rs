@@ -199,3 +199,71 @@ fn of_more_than_there_may_be_the_oldest_are_forgotten() {
     server.settle();
     assert_eq!(server.state.bytes_used(), 0);
 }
+
+fn reclaim(server: &mut Server, host: &Host, file: &FileKey) -> Result<Opened, Status> {
+    server.try_open(host, file, Shares::BOTH, Shares::NONE, true)
+}
+
+#[test]
+fn what_was_revoked_is_not_reclaimed_after_a_restart() {
+    // RFC 8881, section 8.4.3: others may have had it, also when the export is there again.
+    let mut server = Server::new();
+    let one = server.host(1);
+    let (gone, kept) = (of_export(7, 1), of_export(8, 1));
+    server.open(&one, &gone);
+    server.open(&one, &kept);
+    server.take_out(7);
+    let mut server = server.restart();
+    let one = server.join(1, 1);
+    assert_eq!(reclaim(&mut server, &one, &gone), Err(Status::RECLAIM_BAD));
+    assert!(reclaim(&mut server, &one, &kept).is_ok());
+    // What is revoked in the grace period as well.
+    server.take_out(8);
+    assert_eq!(reclaim(&mut server, &one, &kept), Err(Status::RECLAIM_BAD));
+
+    // A snapshot says so too.
+    server.durable = server.state.snapshot();
+    let mut server = server.restart();
+    let one = server.join(1, 1);
+    for file in [&gone, &kept] {
+        assert_eq!(reclaim(&mut server, &one, file), Err(Status::RECLAIM_BAD));
+    }
+    // It has lost all that, and what it opens then is new.
+    server.complete_reclaim(&one).unwrap();
+    server.open(&one, &gone);
+    let mut server = server.restart();
+    let one = server.join(1, 1);
+    assert!(reclaim(&mut server, &one, &gone).is_ok());
+}
+
+#[test]
+fn a_client_that_has_freed_what_was_revoked_reclaims_what_it_opens_then() {
+    let mut server = Server::new();
+    let one = server.host(1);
+    let gone = of_export(7, 1);
+    let open = server.open(&one, &gone);
+    server.take_out(7);
+    assert_eq!(server.free(&one, open.stateid), Ok(()));
+    server.is_stable = false;
+    server.open(&one, &gone);
+    assert_eq!(server.awaited, 0, "that it knows was durable before");
+    let mut server = server.restart();
+    let one = server.join(1, 1);
+    assert!(reclaim(&mut server, &one, &gone).is_ok());
+}
+
+#[test]
+fn others_have_what_was_revoked_when_that_is_durable() {
+    let mut server = Server::new();
+    let (one, two) = (server.host(1), server.host(2));
+    let gone = of_export(7, 1);
+    let open = server.open(&one, &gone);
+    server.is_stable = false;
+    server.take_out(7);
+    server.open(&two, &gone);
+    assert_eq!(server.awaited, server.state.record_count());
+    // Nor has it something new before it is known that the old is forgotten.
+    assert_eq!(server.free(&one, open.stateid), Ok(()));
+    server.open(&one, &of_export(8, 1));
+    assert_eq!(server.awaited, server.state.record_count());
+}

@@ -150,13 +150,16 @@ proptest! {
     fn every_record_comes_back(
         owner in prop::collection::vec(any::<u8>(), 0..=1024),
         instance: u32,
+        export: u64,
     ) {
         let owner: Arc<[u8]> = owner.into();
         for record in [
             Record::Boot { instance },
             Record::Client { owner: owner.clone() },
-            Record::Gone { owner },
+            Record::Gone { owner: owner.clone() },
             Record::GraceEnded,
+            Record::Revoked { owner: owner.clone(), export },
+            Record::Acknowledged { owner },
         ] {
             let mut bytes = Vec::new();
             encode(&record, &mut bytes);
