@@ -3,40 +3,23 @@
 
 mod support;
 
-use std::fs::File;
 use std::thread::sleep;
 use std::time::Duration;
 
 use capstan_nfs_proto::v4::status::Status;
-use nix::errno::Errno;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use support::descriptors::{allow_few, take_all};
 use support::files::{BOTH, open_op};
 use support::{Served, put};
 
-/// Descriptors that are free, and then none.
-const MOST: u64 = 256;
 /// Longer than the lease of the tests' services.
 const LAPSES: Duration = Duration::from_millis(2100);
-
-/// Takes all descriptors that this process may still have.
-fn take_all() -> Vec<File> {
-    let mut taken = Vec::new();
-    loop {
-        match File::open("/dev/null") {
-            Ok(file) => taken.push(file),
-            Err(error) if error.raw_os_error() == Some(Errno::EMFILE as i32) => return taken,
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
 
 #[test]
 fn root_who_is_there_opens_what_clients_that_are_gone_have_descriptors_for() {
     let served = Served::new();
     put(&served.path().join("file"), b"data", 0, 0o644);
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, MOST, hard).unwrap();
+    allow_few();
     let mut gone = served.client("gone");
     let owners: Vec<_> = (0..16).map(|number| format!("o{number}")).collect();
     for owner in &owners {

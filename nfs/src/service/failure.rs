@@ -32,9 +32,6 @@ impl From<WriteError> for Failure {
 
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
-        if matches!(error.errno(), Some(Errno::EMFILE | Errno::ENFILE)) {
-            WAS_SHORT.set(true);
-        }
         Self(status_of(&error))
     }
 }
@@ -53,6 +50,9 @@ pub(super) fn was_short_of_descriptors() -> bool {
 
 /// The status of what a file operation says (RFC 8881, section 15.1).
 pub(super) fn status_of(error: &FileError) -> Status {
+    if matches!(error.errno(), Some(Errno::EMFILE | Errno::ENFILE)) {
+        WAS_SHORT.set(true);
+    }
     match *error {
         FileError::BadHandle(_) => Status::BADHANDLE,
         FileError::Stale(_) | FileError::OutsideExport => Status::STALE,

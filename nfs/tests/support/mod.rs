@@ -8,6 +8,7 @@
 
 pub(crate) mod acl;
 pub(crate) mod attributes;
+pub(crate) mod descriptors;
 pub(crate) mod files;
 pub(crate) mod rpc;
 

@@ -5,6 +5,7 @@ mod support;
 
 mod client;
 mod data;
+mod descriptors;
 mod directories;
 mod duplicates;
 mod files;

@@ -27,8 +27,10 @@ use capstan_rpcrdma::rpc::{Accepted, Call as Header, Reply};
 use capstan_rpcrdma::xdr::{Reader, WriteError, Writer};
 
 use super::Service;
+use super::failure::was_short_of_descriptors;
 use super::rpc::{Done, known};
 use super::v4::compound::fingerprint;
+use crate::state::State;
 use duplicates::{Begun, CallKey};
 
 pub(super) use attributes::Guards;
@@ -112,7 +114,13 @@ fn answer(
     let written = Reply::success(header.xid).write(reply).and_then(|()| {
         let context = Context::new(service, call, header);
         let start = reply.offset();
+        // What failed before is not this procedure.
+        let _before = was_short_of_descriptors();
         context.procedure(procedure, reply)?;
+        if was_short_of_descriptors() {
+            // The client is told to ask again, and is to find some then.
+            let _any = service.with_state(State::expire_for_files);
+        }
         let result = reply.written().get(start..);
         context.note(procedure, result.unwrap_or_default());
         Ok(())
