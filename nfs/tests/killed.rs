@@ -74,7 +74,7 @@ impl Server {
 fn serve(path: &Path) {
     let (file, before) = StableFile::open(path).expect("stable storage");
     let known = before.owners.clone();
-    let state = State::new(Config::new(), before, 0);
+    let state = State::new(Config::new(), before);
     let mut server = Server {
         state,
         file,

@@ -70,7 +70,7 @@ fn idle_client(state: &mut State, number: u32) {
 
 #[test]
 fn a_thousand_idle_clients_take_less_than_64_mib() {
-    let mut state = State::new(Config::new(), Replay::default(), 0);
+    let mut state = State::new(Config::new(), Replay::default());
     // What is allocated once is none of theirs.
     idle_client(&mut state, 0);
     let before = resident_bytes();

@@ -70,15 +70,11 @@ impl Driver {
     /// The file cannot be used.
     pub(super) fn open(config: Config, stable_path: &Path) -> Result<Self, StableFileError> {
         let (mut stable, before) = StableFile::open(stable_path)?;
-        let grace_us = config.grace_us();
-        let mut state = State::new(config, before, 0);
+        let mut state = State::new(config, before);
         let snapshot = stable.wants_replacing().then(|| state.snapshot());
         stable.write(&state.take_records(), snapshot.as_deref())?;
         let durable = state.record_count();
         state.recorded(durable);
-        if let Some(words) = grace_began(state.entitled_count(), grace_us) {
-            tracing::info!("{words}");
-        }
         Ok(Self {
             driven: Mutex::new(Driven {
                 state,
@@ -88,6 +84,16 @@ impl Driver {
             }),
             written: Condvar::new(),
         })
+    }
+
+    /// The time of the grace period runs from now on, where there is one.
+    pub(super) fn begin_grace(&self, now_us: u64) {
+        let state = &mut self.locked().state;
+        state.begin_grace(now_us);
+        let grace_us = state.config().grace_us();
+        if let Some(words) = grace_began(state.entitled_count(), grace_us) {
+            tracing::info!("{words}");
+        }
     }
 
     fn locked(&self) -> MutexGuard<'_, Driven> {

@@ -111,6 +111,12 @@ impl Service {
         }))
     }
 
+    /// Clients can reach the service from now on: those that had something before a restart have
+    /// the grace time from here to reclaim it.
+    pub fn begin_grace(&self) {
+        self.driver.begin_grace(self.now_us());
+    }
+
     /// The exports.
     #[must_use]
     pub const fn exports(&self) -> &Arc<Exports> {

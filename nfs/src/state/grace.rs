@@ -19,7 +19,7 @@ pub(crate) struct Grace {
     entitled: BTreeSet<Arc<[u8]>>,
     /// Of those, the exports that were taken out when they had state there.
     revoked: BTreeMap<Arc<[u8]>, BTreeSet<u64>>,
-    /// `None` when it is over.
+    /// `None` when it is over; [`NOT_BEGUN`] until clients can reach the server.
     ends_us: Option<u64>,
     /// No reclaim makes it last longer than this.
     latest_us: u64,
@@ -27,16 +27,26 @@ pub(crate) struct Grace {
     ended: Option<Vec<Arc<[u8]>>>,
 }
 
+/// The end of a grace period whose time does not run yet.
+const NOT_BEGUN: u64 = u64::MAX;
+
 impl Grace {
     /// Without a client that has something to reclaim there is none.
-    pub(crate) fn new(before: Replay, now_us: u64, grace_us: u64) -> Self {
-        let ends_us = now_us.saturating_add(grace_us);
+    pub(crate) fn new(before: Replay) -> Self {
         Self {
-            ends_us: (!before.owners.is_empty()).then_some(ends_us),
+            ends_us: (!before.owners.is_empty()).then_some(NOT_BEGUN),
             entitled: before.owners,
             revoked: before.revoked,
-            latest_us: ends_us.saturating_add(grace_us),
+            latest_us: NOT_BEGUN,
             ended: None,
+        }
+    }
+
+    fn begin(&mut self, now_us: u64, grace_us: u64) {
+        if self.ends_us == Some(NOT_BEGUN) {
+            let ends_us = now_us.saturating_add(grace_us);
+            self.ends_us = Some(ends_us);
+            self.latest_us = ends_us.saturating_add(grace_us);
         }
     }
 
@@ -78,6 +88,12 @@ impl Grace {
 }
 
 impl State {
+    /// Clients can reach the server from now on: what they have for reclaiming is counted from here.
+    /// A server that starts slowly, or whose address comes late, would else leave them none.
+    pub fn begin_grace(&mut self, now_us: u64) {
+        self.grace.begin(now_us, self.config.grace_us());
+    }
+
     /// How many clients may reclaim what they had before the restart; 0 without a grace period.
     pub fn entitled_count(&self) -> usize {
         self.grace.entitled.len()

@@ -163,10 +163,11 @@ pub struct State {
 }
 
 impl State {
-    /// The state of a server that starts, with what stable storage had of its earlier life. A grace
-    /// period begins when there are clients that may reclaim something (RFC 8881, section 8.4.2).
+    /// The state of a server that starts, with what stable storage had of its earlier life. It is in
+    /// a grace period when there are clients that may reclaim something (RFC 8881, section 8.4.2),
+    /// the time of which runs from [`State::begin_grace`] on.
     #[must_use]
-    pub fn new(config: Config, before: Replay, now_us: u64) -> Self {
+    pub fn new(config: Config, before: Replay) -> Self {
         // 0 would make stateids whose first bytes are those of the special ones.
         let instance = before.instance.wrapping_add(1).max(1);
         let limits = config.stocks();
@@ -180,7 +181,7 @@ impl State {
             states: BTreeMap::new(),
             last_state: 0,
             last_intent: 0,
-            grace: Grace::new(before, now_us, config.grace_us()),
+            grace: Grace::new(before),
             bytes: Stock::new(limits.bytes),
             replies: Stock::new(limits.replies),
             opens: Stock::new(limits.opens),

@@ -169,7 +169,10 @@ impl Served {
             owner: (*b"the server").into(),
             cached_files: 16,
         };
-        Service::new(Arc::new(Exports::open(key, exports).unwrap()), settings).unwrap()
+        let service = Service::new(Arc::new(Exports::open(key, exports).unwrap()), settings);
+        let service = service.unwrap();
+        service.begin_grace();
+        service
     }
 
     /// The service as it comes back after a restart: with nothing but its file of stable storage.

@@ -284,3 +284,25 @@ fn a_snapshot_says_the_same_as_all_records() {
     server.settle();
     assert_eq!(compare(&server), [1, 1]);
 }
+
+#[test]
+fn the_time_to_reclaim_begins_when_clients_can_come() {
+    let (server, _, _) = restarted();
+    let mut bytes = stable::MAGIC.to_vec();
+    for record in &server.durable {
+        stable::encode(record, &mut bytes);
+    }
+    let (before, _) = stable::replay(&bytes).unwrap();
+    let config = server.state.config().clone();
+    let grace_us = config.grace_us();
+    let mut state = State::new(config, before);
+    // The server starts slowly, or its address is not there for an hour.
+    let late_us = 3_600_000_000;
+    state.handle_timers(late_us);
+    assert!(state.is_in_grace(late_us));
+    state.begin_grace(late_us);
+    assert!(state.is_in_grace(late_us + grace_us - 1));
+    // Once.
+    state.begin_grace(late_us + grace_us - 1);
+    assert!(!state.is_in_grace(late_us + grace_us));
+}

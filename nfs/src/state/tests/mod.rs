@@ -106,7 +106,8 @@ impl Server {
     }
 
     fn start(config: Config, before: Replay, now_us: u64) -> Self {
-        let state = State::new(config, before, now_us);
+        let mut state = State::new(config, before);
+        state.begin_grace(now_us);
         let mut server = Self {
             state,
             now_us,
