@@ -34,5 +34,5 @@ mod workers;
 pub use capstan_rdma::{PEER_CAUSED, PEER_REPEATS, ProviderPreference};
 pub use capstan_reactor::{RunError, SpinBudget};
 pub use program::{Arguments, Call, ConnectionNumber, Data, Outcome, Program, Results, Wire};
-pub use server::{BindError, Handle, Server};
+pub use server::{BindError, Handle, Server, Sockets};
 pub use settings::{Listen, Settings, Transport};

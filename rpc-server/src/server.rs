@@ -2,9 +2,10 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use capstan_rdma::choose;
+use capstan_rdma::{ProviderKind, choose};
 use capstan_reactor::{RunError, Sender, SpinBudget, mailbox};
 
 use crate::calls::Calls;
@@ -64,9 +65,13 @@ fn resources(what: &'static str) -> impl FnOnce(io::Error) -> BindError {
 pub struct Server {
     reactor: Reactor,
     addresses: Vec<SocketAddr>,
+    sockets: Sockets,
     handle: Handle,
     spin: SpinBudget,
 }
+
+/// Sockets that listen, with their addresses.
+pub type Sockets = Vec<(SocketAddr, OwnedFd)>;
 
 /// Stops a server, from any thread.
 #[derive(Clone, Debug)]
@@ -86,6 +91,19 @@ impl Server {
     /// # Errors
     /// [`BindError`]: nothing listens then.
     pub fn bind(settings: &Settings, program: Arc<dyn Program>) -> Result<Self, BindError> {
+        Self::bind_or_go_on(settings, program, Vec::new())
+    }
+
+    /// As [`Server::bind`], and goes on at what an earlier process has `left` of its sockets
+    /// ([`Server::sockets`]): clients that have connected since wait there.
+    ///
+    /// # Errors
+    /// As of [`Server::bind`].
+    pub fn bind_or_go_on(
+        settings: &Settings,
+        program: Arc<dyn Program>,
+        mut left: Sockets,
+    ) -> Result<Self, BindError> {
         check(settings)?;
         // What workers send is bounded by what they have: two calls each, as a rule.
         let (sender, mailbox) = mailbox(2 * WORKERS_MAX + SPARE_THREADS_MAX)
@@ -95,8 +113,13 @@ impl Server {
             .then(|| new_rdma(settings))
             .transpose()?;
         let mut addresses = Vec::with_capacity(settings.listeners.len());
+        let mut sockets = Vec::new();
         for listen in &settings.listeners {
-            addresses.push(bind(*listen, &mut tcp, rdma.as_mut())?);
+            let found = left.iter().position(|(addr, _)| *addr == listen.addr);
+            let left = found.map(|at| left.swap_remove(at).1);
+            let (addr, socket) = bind(*listen, left, &mut tcp, rdma.as_mut())?;
+            addresses.push(addr);
+            sockets.extend(socket.map(|socket| (addr, socket)));
         }
         let workers = Workers::start(settings.workers, &settings.worker_name, &program, &sender)
             .map_err(resources("a thread"))?;
@@ -124,6 +147,7 @@ impl Server {
                 on_time_us: Some(0),
             },
             addresses,
+            sockets,
             handle: Handle(sender),
             spin: settings.spin,
         })
@@ -133,6 +157,13 @@ impl Server {
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Once: the sockets it listens at, for a process that goes on at them. They listen until the
+    /// last of these is closed.
+    #[must_use]
+    pub fn sockets(&mut self) -> Sockets {
+        std::mem::take(&mut self.sockets)
     }
 
     /// What stops it.
@@ -147,6 +178,8 @@ impl Server {
     /// # Errors
     /// The system does not let it wait for its sockets.
     pub fn run(mut self) -> Result<(), RunError> {
+        // It stops listening when it is told to, unless another process has them.
+        self.sockets.clear();
         let ran = capstan_reactor::run(&mut self.reactor, self.spin);
         self.reactor.common.calls.end();
         ran
@@ -182,8 +215,13 @@ fn listen_step(addr: SocketAddr) -> &'static str {
     }
 }
 
-/// Makes a listener, and returns the address that was bound.
-fn bind(listen: Listen, tcp: &mut Tcp, rdma: Option<&mut Rdma>) -> Result<SocketAddr, BindError> {
+/// Makes a listener, and returns the address that was bound and its socket, where it has one.
+fn bind(
+    listen: Listen,
+    left: Option<OwnedFd>,
+    tcp: &mut Tcp,
+    rdma: Option<&mut Rdma>,
+) -> Result<(SocketAddr, Option<OwnedFd>), BindError> {
     let Listen {
         addr,
         transport,
@@ -192,22 +230,27 @@ fn bind(listen: Listen, tcp: &mut Tcp, rdma: Option<&mut Rdma>) -> Result<Socket
     let failed = |addr, why: String| BindError::Listen { addr, why };
     let rdma = rdma.filter(|_| transport != Transport::Tcp);
     let Some(rdma) = rdma else {
-        return (tcp.listen(addr)).map_err(|error| failed(addr, error.to_string()));
+        let bound = tcp.listen(addr, left);
+        let (bound, socket) = bound.map_err(|error| failed(addr, error.to_string()))?;
+        return Ok((bound, Some(socket)));
     };
     let (kind, why) =
         choose(provider, addr.ip()).map_err(|error| failed(addr, error.to_string()))?;
     let manager = rdma.manager(kind);
     let manager = manager.map_err(|error| failed(addr, error.to_string()))?;
     let streams = transport == Transport::Both;
-    let bound = rdma.listen(manager, addr, streams);
-    let (bound, takes_streams) = bound.map_err(|error| failed(addr, error.to_string()))?;
+    // Devices have ports of their own.
+    let left = left.filter(|_| kind == ProviderKind::Iwarp);
+    let bound = rdma.listen(manager, addr, left, streams);
+    let (bound, socket, takes_streams) = bound.map_err(|error| failed(addr, error.to_string()))?;
     let provider = kind.name();
     tracing::info!(addr = %bound, provider, "listens for RDMA: {why}");
     if streams && !takes_streams {
         // A device's ports are not those of TCP.
-        (tcp.listen(bound)).map_err(|error| failed(bound, error.to_string()))?;
+        let streams = tcp.listen(bound, None);
+        streams.map_err(|error| failed(bound, error.to_string()))?;
     }
-    Ok(bound)
+    Ok((bound, socket))
 }
 
 fn check(settings: &Settings) -> Result<(), BindError> {

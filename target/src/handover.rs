@@ -1,15 +1,21 @@
 //! Listening sockets that one process of the service leaves to the next, through the
-//! file-descriptor store of systemd (sd_pid_notify_with_fds(3)). Hosts that connect while none runs
-//! wait in their queues, where they would be refused and wait longer.
+//! file-descriptor store of systemd (sd_pid_notify_with_fds(3)). Hosts and NFS clients that connect
+//! while none runs wait in their queues, where they would be refused and wait longer.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use capstan_config::Config;
 use listenfd::ListenFd;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::pipe2;
 use sd_notify::NotifyState;
+
+/// For so long the service manager is waited for.
+const MANAGER_PATIENCE_MS: u16 = 5000;
 
 /// The sockets, on both ways. Without a service manager there are none, and none are left.
 #[derive(Debug, Default)]
@@ -19,13 +25,40 @@ pub(crate) struct Handover {
 }
 
 impl Handover {
-    /// What has been left to this process.
-    pub(crate) fn here() -> Self {
+    /// What has been left to this process of where it is to listen. What is left elsewhere is closed
+    /// first: a listener at another address may want the port.
+    pub(crate) fn here(config: &Config) -> Self {
+        let handover = Self::left();
+        let nfs = config
+            .nfs
+            .iter()
+            .flat_map(|nfs| nfs.tcp.iter().chain(&nfs.rdma));
+        let wanted: Vec<_> = config
+            .listeners
+            .iter()
+            .map(|of| &of.address)
+            .chain(nfs)
+            .collect();
+        if handover.close(|address| !wanted.contains(&address)) {
+            wait_for_manager();
+        }
+        handover
+    }
+
+    fn left() -> Self {
         let mut passed = ListenFd::from_env();
-        let mut found = Vec::new();
+        let mut found: Vec<(SocketAddr, TcpListener)> = Vec::new();
         for number in 0..passed.len() {
             match passed.take_tcp_listener(number) {
-                Ok(Some(socket)) => found.extend(listening(socket)),
+                Ok(Some(socket)) => {
+                    let socket = listening(socket);
+                    // The store has one of a name.
+                    found.extend(
+                        socket.filter(|(address, _)| {
+                            !found.iter().any(|(other, _)| other == address)
+                        }),
+                    );
+                }
                 Ok(None) => {}
                 Err(error) => tracing::warn!(
                     "the service manager passed something that is no TCP socket (number {number} of LISTEN_FDS): {error}; \
@@ -63,13 +96,24 @@ impl Handover {
         }
     }
 
-    /// Closes what was left and has no listener in this configuration: hosts are refused there.
+    /// Closes what was left and no listener goes on at: hosts are refused there.
     pub(crate) fn close_rest(&self) {
-        for (address, socket) in std::mem::take(&mut *self.found()) {
+        self.close(|_| true);
+    }
+
+    /// Closes those that are not wanted: whether there were any.
+    fn close(&self, is_unwanted: impl Fn(&SocketAddr) -> bool) -> bool {
+        let unwanted: Vec<_> = self
+            .found()
+            .extract_if(.., |(at, _)| is_unwanted(at))
+            .collect();
+        let were_any = !unwanted.is_empty();
+        for (address, socket) in unwanted {
             tracing::info!("no listener at {address} any more, where an earlier process listened");
             drop(socket);
             self.forget(address);
         }
+        were_any
     }
 
     fn found(&self) -> MutexGuard<'_, Vec<(SocketAddr, TcpListener)>> {
@@ -92,6 +136,21 @@ fn listening(socket: TcpListener) -> Option<(SocketAddr, TcpListener)> {
             );
             None
         }
+    }
+}
+
+/// Returns when the service manager has carried out what it was told (sd_notify_barrier(3)): a port
+/// is free when its last socket is closed.
+fn wait_for_manager() {
+    let Ok((ours, theirs)) = pipe2(OFlag::O_CLOEXEC) else {
+        return;
+    };
+    let told = sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[theirs.as_fd()]);
+    drop(theirs);
+    if told.is_ok() {
+        // It closes its end.
+        let mut ends = [PollFd::new(ours.as_fd(), PollFlags::empty())];
+        let _or_goes_on = poll(&mut ends, MANAGER_PATIENCE_MS);
     }
 }
 

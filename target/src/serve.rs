@@ -89,7 +89,7 @@ pub fn serve(
     let socket = socket::open(&socket::wanted(control_socket))?;
     // Options are written by hand, and a mistake in them is told at once.
     let may_wait = written.path().is_some();
-    let running = Running::start_with(config, may_wait, Handover::here(), None)?;
+    let running = Running::start_with(config, may_wait, Handover::here(config), None)?;
     let (news, heard) = unbounded_channel();
     let steering = Arc::new(running.steering(written, news));
     let work = Work::start(&steering).context("no thread for the control socket")?;
@@ -104,7 +104,10 @@ pub fn serve(
         tracing::info!("{}", steering.listening(&served));
         steering.status(&served)
     };
-    let trouble = || running.control.trouble();
+    let trouble = || {
+        let lines = running.control.trouble();
+        (!lines.is_empty()).then(|| lines.join("; "))
+    };
     let alive = || running.alive();
     let conversations = socket.as_ref().map(|socket| Conversations {
         listener: &socket.listener,
@@ -289,7 +292,7 @@ impl Running {
     fn serve_files(&mut self, config: &Config) -> anyhow::Result<()> {
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(files), Some(nfs)) = (served.files_mut(), &config.nfs) {
-            match files.serve(nfs) {
+            match files.serve(nfs, self.control.handover()) {
                 Ok(server) => {
                     if let Some(service) = files.service() {
                         self.control.metrics().set_nfs(service);

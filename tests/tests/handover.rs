@@ -5,7 +5,7 @@
     reason = "descriptors that come with a message belong to no value yet"
 )]
 
-use std::io::{IoSliceMut, Read as _};
+use std::io::{IoSliceMut, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -21,7 +21,7 @@ use capstan_tests::place::{Place, volume};
 use capstan_tests::program::{Daemon, utf8};
 use capstan_tests::wait::wait_until;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, Shutdown, recvmsg, shutdown};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Below one second where nothing else runs (docs/resources.md); other tests do.
@@ -268,4 +268,84 @@ fn a_listener_that_a_reload_takes_away_is_left_to_no_process() {
     drop(socket);
     assert!(!listens(manager.at()) && listens(other));
     assert!(daemon.stop().success());
+}
+
+/// The store has the port of all addresses, and the configuration asks for one of them.
+#[test]
+fn a_port_that_is_left_for_other_addresses_is_free_for_a_listener() {
+    let mut manager = Manager::new();
+    let all = TcpListener::bind("0.0.0.0:0").expect("listens");
+    let left = all.local_addr().expect("an address");
+    let all = OwnedFd::from(all);
+    manager.place.at.set_port(left.port());
+    let image = manager.place.image("a");
+    manager.place.configure(&[(&image, "")]);
+    let manager = &manager;
+    let daemon = thread::scope(|scope| {
+        scope.spawn(|| {
+            let (removed, _) = manager.told("FDSTOREREMOVE=1");
+            let name = format!("FDNAME=listener-{left}").replacen(':', "-", 1);
+            assert!(removed.lines().any(|line| line == name), "{removed}");
+            // As if it were closed, which `serve` still has.
+            shutdown(all.as_raw_fd(), Shutdown::Both).expect("it listens no more");
+            let _done = manager.told("BARRIER=1");
+        });
+        manager.serve(&[&all])
+    });
+    assert!(listens(manager.at()));
+    assert!(daemon.stop().success());
+}
+
+/// A call of procedure NULL of NFS version 4, as a record of RPC over TCP (RFC 5531, sections 9 and
+/// 11).
+fn null_call() -> Vec<u8> {
+    const LAST_OF_40_BYTES: u32 = 1 << 31 | 40;
+    const XID: u32 = 7;
+    let words = [LAST_OF_40_BYTES, XID, 0, 2, 100_003, 4, 0, 0, 0, 0, 0];
+    words.into_iter().flat_map(u32::to_be_bytes).collect()
+}
+
+#[test]
+fn clients_of_nfs_that_have_connected_while_none_ran_are_served_by_the_next_one() {
+    let manager = Manager::new();
+    // A tmpfs has handles, whatever the machine is on.
+    let exported = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let image = manager.place.image("a");
+    manager.place.configure(&[(&image, "")]);
+    let config = manager.place.config();
+    let mut text = std::fs::read_to_string(&config).expect("the configuration");
+    text += &format!(
+        "[nfs]\naddresses = [\"{}\"]\n[[export]]\npath = {:?}\npseudo = \"/a\"\nclients = [\"127.0.0.0/8\"]\n\
+         file_system = \"0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1\"\n",
+        manager.at().ip(),
+        exported.path()
+    );
+    std::fs::write(&config, text).expect("written");
+    let daemon = manager.serve(&[]);
+    let mut sockets = Vec::new();
+    for (number, port) in [manager.at().port(), 2049, 20_049].into_iter().enumerate() {
+        let (stored, socket) = manager.told("FDSTORE=1");
+        let name = format!("FDNAME=listener-{}-{port}", manager.at().ip());
+        assert!(
+            stored.lines().any(|line| line == name),
+            "{number}: {stored}"
+        );
+        sockets.push(socket.expect("a socket"));
+    }
+    assert!(daemon.stop().success());
+    let [tcp, rdma] = [2049, 20_049].map(|port| SocketAddr::new(manager.at().ip(), port));
+    let mut client = TcpStream::connect_timeout(&tcp, PATIENCE).expect("waits in the queue");
+    client.write_all(&null_call()).expect("is taken");
+    assert!(listens(rdma));
+    let passed: Vec<_> = sockets.iter().collect();
+    let daemon = manager.serve(&passed);
+    client.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let mut reply = [0; 28];
+    client.read_exact(&mut reply).expect("a reply");
+    // Its XID, that it is a reply, accepted and a success.
+    assert_eq!(reply[4..12], [0, 0, 0, 7, 0, 0, 0, 1]);
+    assert_eq!(reply[12..28], [0; 16]);
+    assert!(daemon.stop().success());
+    drop(sockets);
+    assert!(!listens(tcp) && !listens(rdma));
 }

@@ -1,7 +1,7 @@
 //! One RDMA provider: its listeners, and its connections as they come and end.
 
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::rc::Rc;
 
 use capstan_rdma::contract::{
@@ -68,16 +68,22 @@ impl Manager {
         self.others.is_some()
     }
 
+    /// Returns as well the socket, of a provider that has one, for a process that goes on at it.
+    ///
     /// # Errors
     /// As [`ConnectionManager::listen`].
     pub(super) fn listen(
         &mut self,
         addr: SocketAddr,
+        left: Option<OwnedFd>,
         streams: bool,
-    ) -> Result<SocketAddr, CmError> {
-        let (id, bound) = self.cm.listen(addr, BACKLOG)?;
+    ) -> Result<(SocketAddr, Option<OwnedFd>), CmError> {
+        let (id, bound) = match left {
+            Some(left) => self.cm.listen_on(left)?,
+            None => self.cm.listen(addr, BACKLOG)?,
+        };
         self.listeners.insert(id, streams);
-        Ok(bound)
+        Ok((bound, self.cm.socket_of(id)))
     }
 
     /// Takes no more connections.

@@ -22,7 +22,7 @@ mod wr_id;
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use capstan_memory::{Pages, Short, SlabError};
 use capstan_rdma::ProviderKind;
@@ -118,8 +118,9 @@ impl Rdma {
         Ok(self.managers.len().saturating_sub(1))
     }
 
-    /// Listens at `addr`, for records over TCP as well where `streams` says so and the provider
-    /// can. Returns the address that was bound, and whether streams come there.
+    /// Listens at `addr`, or goes on at the socket that does, for records over TCP as well where
+    /// `streams` says so and the provider can. Returns the address that was bound, the socket for a
+    /// process that goes on at it, and whether streams come there.
     ///
     /// # Errors
     /// The address cannot be had.
@@ -127,12 +128,14 @@ impl Rdma {
         &mut self,
         manager: usize,
         addr: SocketAddr,
+        left: Option<OwnedFd>,
         streams: bool,
-    ) -> Result<(SocketAddr, bool), CmError> {
+    ) -> Result<(SocketAddr, Option<OwnedFd>, bool), CmError> {
         let manager = self.managers.get_mut(manager);
         let manager = manager.ok_or(CmError::Invalid("there is no such provider"))?;
         let takes_streams = streams && manager.takes_streams();
-        Ok((manager.listen(addr, takes_streams)?, takes_streams))
+        let (bound, socket) = manager.listen(addr, left, takes_streams)?;
+        Ok((bound, socket, takes_streams))
     }
 
     /// What a connection needs, and the managers.

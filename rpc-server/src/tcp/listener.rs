@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::socket::{
@@ -23,16 +23,21 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `addr`; port 0 picks one.
+    /// Listens at `addr`, where port 0 picks one, or goes on at the socket that does.
     ///
     /// # Errors
     /// As of `bind(2)`, `listen(2)` and `epoll_ctl(2)`.
     pub(super) fn bind(
         addr: SocketAddr,
+        left: Option<OwnedFd>,
         token: u64,
         epoll: &Epoll,
     ) -> io::Result<(Self, SocketAddr)> {
-        let socket = listening(addr)?;
+        let socket = match left {
+            Some(left) => TcpListener::from(left),
+            None => listening(addr)?,
+        };
+        socket.set_nonblocking(true)?;
         let bound = socket.local_addr()?;
         epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         let listener = Self {
@@ -41,6 +46,14 @@ impl Listener {
             paused_until_us: None,
         };
         Ok((listener, bound))
+    }
+
+    /// The same socket, for a process that goes on at it.
+    ///
+    /// # Errors
+    /// There is no descriptor for it.
+    pub(super) fn socket(&self) -> io::Result<OwnedFd> {
+        Ok(self.socket.try_clone()?.into())
     }
 
     /// The next connection. Where the process has no descriptor for it, it is not looked at for a
@@ -86,15 +99,14 @@ impl Listener {
     }
 }
 
-/// A socket that listens, and does not block. One of IPv6 takes IPv6 alone, so that both families
+/// A socket that listens. One of IPv6 takes IPv6 alone, so that both families
 /// can listen at one port.
 fn listening(addr: SocketAddr) -> io::Result<TcpListener> {
     let family = match addr {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(family, SockType::Stream, flags, None)?;
+    let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     if addr.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;

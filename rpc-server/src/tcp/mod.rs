@@ -11,7 +11,7 @@ mod outgoing;
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rustc_hash::FxHashMap;
@@ -63,16 +63,22 @@ impl Tcp {
         })
     }
 
-    /// Listens at `addr`, and returns the address that was bound.
+    /// Listens at `addr`, or goes on at the socket that does. Returns the address that was bound,
+    /// and the socket for a process that goes on at it.
     ///
     /// # Errors
     /// As of `bind(2)` and `listen(2)`.
-    pub(crate) fn listen(&mut self, addr: SocketAddr) -> io::Result<SocketAddr> {
+    pub(crate) fn listen(
+        &mut self,
+        addr: SocketAddr,
+        left: Option<OwnedFd>,
+    ) -> io::Result<(SocketAddr, OwnedFd)> {
         let number = u64::try_from(self.listeners.len()).unwrap_or(u64::MAX);
         let token = FIRST_LISTENER.saturating_sub(number);
-        let (listener, bound) = Listener::bind(addr, token, &self.epoll)?;
+        let (listener, bound) = Listener::bind(addr, left, token, &self.epoll)?;
+        let socket = listener.socket()?;
         self.listeners.push(listener);
-        Ok(bound)
+        Ok((bound, socket))
     }
 
     /// Takes what has happened to the sockets. Returns how much.

@@ -16,7 +16,9 @@ use capstan_exports::clients::ClientRules;
 use capstan_exports::reload::{Change, Changed, Fresh};
 use capstan_exports::{ExportSettings, Exports, FileId, Key, NamespaceClaim, mountinfo};
 use capstan_nfs::service::Service;
+use capstan_nfs::state::stable::file::StableFile;
 
+use crate::handover::Handover;
 use crate::state;
 
 pub(crate) use checks::checks;
@@ -29,6 +31,12 @@ pub(super) const NEEDS_STATE: &str = "a folder that the target can write to, for
 pub(crate) const WITHOUT_NFS: &str = "NFS is not served until then, and its ports are closed; hosts are \
      served. Then `systemctl restart capstan-target` serves it: clients lose the opens and locks that they \
      had, and no data that was written";
+
+/// Why what clients reclaim cannot be read in a state folder, if so, also while a target has it.
+pub(crate) fn stable_state(folder: &Path) -> Option<String> {
+    let looked = StableFile::look_beside(&folder.join(server::STABLE_FILE));
+    looked.err().map(|error| error.to_string())
+}
 
 /// Whether a start has failed for nothing but what clients reclaim.
 pub(crate) fn is_damaged(error: &anyhow::Error) -> bool {
@@ -92,9 +100,9 @@ impl Files {
     /// # Errors
     /// There is no state folder, an address cannot be listened at, or what clients reclaim cannot
     /// be used.
-    pub(crate) fn serve(&mut self, nfs: &Nfs) -> anyhow::Result<NfsServer> {
+    pub(crate) fn serve(&mut self, nfs: &Nfs, handover: &Handover) -> anyhow::Result<NfsServer> {
         let folder = state::folder().with_context(|| format!("NFS needs {NEEDS_STATE}"))?;
-        let (server, service) = NfsServer::start(nfs, &self.exports, &folder)?;
+        let (server, service) = NfsServer::start(nfs, &self.exports, &folder, handover)?;
         self.service = Some(service);
         Ok(server)
     }

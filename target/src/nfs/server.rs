@@ -14,9 +14,10 @@ use capstan_nfs::service::{Service, Settings as ServiceSettings};
 use capstan_nfs::state::Config as StateConfig;
 use capstan_nfs::state::stable::file::StableFileError;
 use capstan_rpc_server::limits::SPARE_THREADS_MAX;
-use capstan_rpc_server::{Handle, Listen, Program, RunError, Server, Settings, Transport};
+use capstan_rpc_server::{Handle, Listen, Program, RunError, Server, Settings, Sockets, Transport};
 use nix::sys::resource::{Resource, getrlimit};
 
+use crate::handover::Handover;
 use crate::providers::preference;
 
 /// What stable storage is called in the state folder.
@@ -47,29 +48,45 @@ impl NfsServer {
         nfs: &Nfs,
         exports: &Arc<Exports>,
         folder: &Path,
+        handover: &Handover,
     ) -> anyhow::Result<(Self, Arc<Service>)> {
         let service = service(nfs, exports, folder)?;
         let settings = settings(nfs);
-        let program: Arc<dyn Program> = service.clone();
+        let listeners = settings.listeners.iter().map(|listen| listen.addr);
+        let left: Sockets = listeners
+            .filter_map(|addr| Some((addr, handover.take(addr)?)))
+            .collect();
+        let known: Vec<_> = left.iter().map(|(addr, _)| *addr).collect();
+        let (program, of_thread): (Arc<dyn Program>, _) = (service.clone(), Arc::clone(&service));
         let (ready, set_up) = mpsc::channel();
         // A server belongs to the thread that makes it.
         let thread = thread::Builder::new()
             .name("nfs".to_owned())
-            .spawn(move || match Server::bind(&settings, program) {
-                Ok(server) => {
-                    let _ = ready.send(Ok((server.handle(), server.addresses().to_vec())));
-                    server.run()
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                    Ok(())
-                }
-            })
+            .spawn(
+                move || match Server::bind_or_go_on(&settings, program, left) {
+                    Ok(mut server) => {
+                        let addresses = server.addresses().to_vec();
+                        let _ = ready.send(Ok((server.handle(), addresses, server.sockets())));
+                        of_thread.begin_grace();
+                        server.run()
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        Ok(())
+                    }
+                },
+            )
             .context("no thread for the connections of NFS")?;
         let bound = set_up
             .recv()
             .map_err(|_| anyhow!("the thread of NFS panicked while it was set up"))?;
-        let (handle, addresses) = bound.context("NFS")?;
+        let (handle, addresses, sockets) = bound.context("NFS")?;
+        for (addr, socket) in &sockets {
+            // Where it came from has it already.
+            if !known.contains(addr) {
+                handover.keep(*addr, socket);
+            }
+        }
         let server = Self {
             handle,
             thread,
