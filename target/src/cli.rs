@@ -51,6 +51,9 @@ pub enum Command {
     /// Convert the saved configuration of another target to a file for `serve --config`. What is
     /// left out is told on stderr, with its place and why.
     Import(Import),
+    /// Write a drop-in for the unit of the service that lets it open the block devices of a
+    /// configuration, and no others. To be written again when they change.
+    DeviceAccess(DeviceAccess),
     /// Write the man pages of this program, of each command and of the configuration file.
     Man {
         /// Folder to write to, as /usr/local/share/man/man1: the page of the configuration file is
@@ -98,6 +101,18 @@ pub struct Import {
     /// File to write, which is not there yet [default: stdout].
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+/// `device-access`.
+#[derive(Args, Debug)]
+pub struct DeviceAccess {
+    /// The TOML configuration file; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// File to write, as /etc/systemd/system/capstan-target.service.d/devices.conf: over one that
+    /// this command has written before, with its folder where that is not there [default: stdout].
+    #[arg(long, value_name = "FILE")]
+    pub to: Option<PathBuf>,
 }
 
 /// `doctor`.

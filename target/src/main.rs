@@ -1,6 +1,7 @@
 //! The `capstan-target` command.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,12 +17,15 @@ use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
 use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{
-    absent, answers, doctor, identities, import, lba_size, log, lost, operate, room, serve, space,
-    state,
+    absent, answers, device_access, doctor, identities, import, lba_size, log, lost, operate, room,
+    serve, space, state,
 };
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use nix::errno::Errno;
+
+/// More than any configuration has that was written for use.
+const NOTES_TOLD: usize = 1000;
 
 fn main() -> ExitCode {
     if let Err(error) = outlive_file_size_limit() {
@@ -100,11 +104,13 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         Command::ClearLostWrites { paths } => clear_lost_writes(&paths),
         Command::Import(options) => {
             let of_it = import::run(&options)?;
-            for note in &of_it.notes {
-                // What is on stdout is the configuration, and complete without the notes.
-                let _ = writeln!(io::stderr(), "capstan-target: {note}");
-            }
+            tell(&of_it.notes);
             of_it.toml.map_or(Ok(()), |toml| print(toml.trim_end()))
+        }
+        Command::DeviceAccess(options) => {
+            let done = device_access::run(&options)?;
+            tell(&done.notes);
+            done.text.map_or(Ok(()), |text| print(text.trim_end()))
         }
         Command::Man { to } => write_manual(&to).with_context(|| {
             format!(
@@ -115,6 +121,16 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Completions { shell } => completions(shell),
         Command::Open { paths } => Ok(answers::open(&paths)?),
         Command::Operate(operation) => operate::run(operation, print),
+    }
+}
+
+/// Says what is to be known beside what is on stdout, which is complete without it.
+fn tell(notes: &[impl Display]) {
+    for note in notes.iter().take(NOTES_TOLD) {
+        let _ = writeln!(io::stderr(), "capstan-target: {note}");
+    }
+    if let Some(more) = notes.len().checked_sub(NOTES_TOLD).filter(|more| *more > 0) {
+        let _ = writeln!(io::stderr(), "capstan-target: and {more} more");
     }
 }
 
@@ -270,6 +286,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
     }
     warnings.extend(space::warnings(&config));
     warnings.extend(lost::warnings(&config));
+    warnings.extend(device_access::warnings(&config, file));
     let machine = Machine::here();
     let listeners = doctor::Listen::all(&machine, &config);
     warnings.extend(listeners.iter().filter_map(doctor::Listen::port_in_use));
@@ -315,6 +332,9 @@ fn examine(options: &Doctor) -> anyhow::Result<()> {
         false => doctor::Written::InFile,
     };
     let mut checks = doctor::checks(&Machine::here(), config, written);
+    if let (Some(Ok(config)), Some(file)) = (config, &source.config) {
+        checks.extend(device_access::checks(config, file));
+    }
     checks.extend(doctor::of_silent(silent, Verdict::Error));
     checks.extend(doctor::of_silent(absent, Verdict::Warning));
     match options.output {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use capstan_control::answer::{
     AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
     Host, Listener, LogLevel, Refused, Status, Subsystem,
@@ -16,6 +17,7 @@ use capstan_control::{
     AddExport, AddListener, AddNamespace, AddSubsystem, AnaPlace, Client, ConfigForm,
     DisconnectWhich, Drain, Levels, NamespacePlace, Request, ResizeNamespace, SetAna, SetNamespace,
 };
+use capstan_doctor::Summary;
 use serde::de::DeserializeOwned;
 
 use crate::cli::Output;
@@ -24,6 +26,7 @@ use crate::cli::steer::{
     ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Operation, SubsystemCommand, To,
 };
 use crate::steering::socket;
+use crate::upgrade;
 
 /// How often a target that is drained is looked at.
 const DRAIN_LOOKS: Duration = Duration::from_millis(100);
@@ -68,6 +71,7 @@ pub fn run(operation: Operation, print: Print) -> anyhow::Result<()> {
             let request = Request::Explain { host: of.what.host };
             ask::<Vec<Refused>>(&of.to, &request, print, |refused| show::refused(refused))
         }
+        Operation::Upgrade(of) => look_for_upgrade(&of.to, print),
     }
 }
 
@@ -127,6 +131,22 @@ fn drain(what: &steer::Drain, to: &To, print: Print) -> anyhow::Result<()> {
     match to.output {
         Output::Json => print(&serde_json::to_string_pretty(&drained)?),
         Output::Normal => print(&show::drained(&drained)),
+    }
+}
+
+fn look_for_upgrade(to: &To, print: Print) -> anyhow::Result<()> {
+    let checks = upgrade::checks(&mut connect(to)?)?;
+    match to.output {
+        Output::Json => print(&format!("{:#}", capstan_doctor::json(&checks)))?,
+        Output::Normal => print(&capstan_doctor::text(&checks))?,
+    }
+    match Summary::of(&checks).errors {
+        0 => Ok(()),
+        errors => bail!(
+            "this binary does not take over all that the target has: {errors} of {} checks failed; mend what they name \
+             before a restart with it",
+            checks.len()
+        ),
     }
 }
 

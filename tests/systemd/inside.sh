@@ -228,6 +228,27 @@ else
         fail "refused though DeviceAllow= lets it: $(cat /tmp/said)"
 fi
 
+step "the devices of a configuration are let in and no others, and check says which is not"
+drop_in=/etc/systemd/system/$unit.service.d/devices.conf
+capstan-target device-access --config /etc/capstan/target.toml --to "$drop_in" || fail "no drop-in"
+grep -qxF "DeviceAllow=$CAPSTAN_TEST_DISK rw" "$drop_in" || fail "the drop-in lacks the disk: $(cat "$drop_in")"
+! grep -qF 'block-*' "$drop_in" || fail "the drop-in lets in all"
+systemctl daemon-reload
+! systemctl show "$unit" -p DeviceAllow | grep -qF 'block-*' || fail "the unit lets in all: $(systemctl show "$unit" -p DeviceAllow)"
+systemctl start "$unit" || fail "did not start with its disk let in: $(journalctl --no-pager -u "$unit" | tail -5)"
+"${check[@]}" >/tmp/said || fail "check: $(cat /tmp/said)"
+! grep -qF 'device access' /tmp/said || fail "check says something of a disk that is let in: $(cat /tmp/said)"
+systemctl stop "$unit"
+sed -i "s|^DeviceAllow=$CAPSTAN_TEST_DISK rw|DeviceAllow=$CAPSTAN_TEST_DISK r|" "$drop_in"
+systemctl daemon-reload
+"${check[@]}" >/tmp/said || fail "check: $(cat /tmp/said)"
+grep -F 'device access' /tmp/said | grep -qF "does not let the service open $CAPSTAN_TEST_DISK (rw)" ||
+    fail "check does not say that the disk may not be written: $(cat /tmp/said)"
+capstan-target doctor --config /etc/capstan/target.toml | grep -F 'device access' | grep -qF "$CAPSTAN_TEST_DISK" ||
+    fail "doctor does not say that the disk may not be written"
+rm "$drop_in"
+systemctl daemon-reload
+
 step "a .mount unit has a volume: capstan knows it, and either of the two unmounts it in order"
 systemctl start "$unit" || fail "did not start"
 rm -r /run/capstan-host/0

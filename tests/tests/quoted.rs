@@ -64,7 +64,11 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 83] = [
+const STEPS: [(&str, Step); 84] = [
+    (
+        "systemctl daemon-reload",
+        Tool("it has this machine's systemd read its units again"),
+    ),
     (
         "systemctl restart capstan-target",
         Tool("it restarts a service of this machine"),

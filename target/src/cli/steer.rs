@@ -48,6 +48,9 @@ pub enum Operation {
     Log(LogCommand),
     /// Say why hosts were refused, and the command that lets them in.
     Explain(For<Explain>),
+    /// Say whether this binary takes over from a target that runs: its options, configuration and
+    /// state folder. Exit 1 when a restart with it would not go well.
+    Upgrade(For<Upgrade>),
 }
 
 /// The target that is meant, and how its answer is shown.
@@ -100,6 +103,14 @@ pub struct Drain {
     /// Take connections again.
     #[arg(long, conflicts_with = "within")]
     pub off: bool,
+}
+
+/// `upgrade`.
+#[derive(Args, Clone, Debug)]
+pub struct Upgrade {
+    /// Look, and change nothing: a package, or a restart, does the upgrade.
+    #[arg(long, required = true)]
+    pub check: bool,
 }
 
 /// `subsystem`.

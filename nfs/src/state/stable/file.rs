@@ -95,14 +95,23 @@ impl StableFile {
         // Not for longer than that: a server that starts meanwhile would be refused it.
         lock(&file, path)?;
         file.unlock().map_err(failed("flock"))?;
-        let length_bytes = file.metadata().map_err(failed("stat"))?.len();
-        let bytes = read(&file, path, length_bytes)?;
-        replay(&bytes)
-            .map(drop)
-            .map_err(|error| StableFileError::Content {
+        replay_file(&file, path)
+    }
+
+    /// Likewise, also while a server has it: what that is about to write is a torn end.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open), but that it is in use.
+    pub fn look_beside(path: &Path) -> Result<(), StableFileError> {
+        match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(StableFileError::Io {
                 path: path.into(),
+                call: "open",
                 error,
-            })
+            }),
+            Ok(file) => replay_file(&file, path),
+        }
     }
 
     /// Opens the file, or makes it, and replays it. A torn end is cut off.
@@ -252,6 +261,22 @@ impl StableFile {
         self.is_torn = false;
         sync_directory(&self.path)
     }
+}
+
+/// Whether all of a file can be replayed.
+fn replay_file(file: &File, path: &Path) -> Result<(), StableFileError> {
+    let metadata = file.metadata().map_err(|error| StableFileError::Io {
+        path: path.into(),
+        call: "stat",
+        error,
+    })?;
+    let bytes = read(file, path, metadata.len())?;
+    replay(&bytes)
+        .map(drop)
+        .map_err(|error| StableFileError::Content {
+            path: path.into(),
+            error,
+        })
 }
 
 /// All of a file that has so many bytes.
