@@ -129,11 +129,20 @@ impl Reservation {
 
     /// What is to be on stable storage of it; `None`: nothing.
     pub(crate) fn to_keep(&self) -> Option<KeptReservations> {
-        self.persists.then(|| KeptReservations {
+        if self.persists {
+            return Some(KeptReservations {
+                generation: self.generation,
+                held: self.held.map(|held| (held.rtype, held.by)),
+                registrants: self.registrants.clone(),
+                is_unknown: self.is_unknown,
+            });
+        }
+        // That nothing is known ends with a Clear alone, and not with a host that wants nothing of
+        // its own to persist.
+        self.is_unknown.then(|| KeptReservations {
             generation: self.generation,
-            held: self.held.map(|held| (held.rtype, held.by)),
-            registrants: self.registrants.clone(),
-            is_unknown: self.is_unknown,
+            is_unknown: true,
+            ..KeptReservations::default()
         })
     }
 

@@ -558,3 +558,20 @@ fn what_is_not_known_any_more_lets_nobody_in_until_a_host_clears_it() {
         assert_eq!(report(&mut bench, one), (2, 0, 0, 1));
     }
 }
+
+#[test]
+fn no_host_but_one_that_clears_has_it_forgotten_that_nothing_is_known() {
+    let (mut bench, _, [one, two]) = bench(Persistence::Unknown);
+    let registered = register(&mut bench, one, 0xA, ChangePtpl::Clear).unwrap_err();
+    let state = kept(&mut bench, true).unwrap();
+    assert!(
+        state.is_unknown && state.registrants.is_empty(),
+        "{state:?}"
+    );
+    answered(&mut bench, registered);
+    assert_eq!(is_shut_out(&mut bench, two), [true; 2]);
+    let cleared = release(&mut bench, one, 0xA, ReleaseAction::Clear).unwrap_err();
+    assert_eq!(kept(&mut bench, true), None);
+    answered(&mut bench, cleared);
+    assert_eq!(is_shut_out(&mut bench, two), [false; 2]);
+}
