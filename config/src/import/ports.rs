@@ -132,6 +132,14 @@ impl Ports {
             );
             found.left_out(&format!("{}.ana_groups", port.at), text);
         }
+        if first.subsystems != port.subsystems {
+            let text = format!(
+                "{} has the same address and other subsystems, and both are one listener here: hosts reach what either has by \
+                 the transports of both; where that shall not be, serve it by another target with listeners of its own",
+                first.at
+            );
+            found.otherwise(&format!("{}.subsystems", port.at), text);
+        }
         first.subsystems.extend(port.subsystems);
     }
 }
