@@ -252,7 +252,8 @@ impl Written {
         self.edit(|document| push(document.as_table_mut(), "listener", entry))
     }
 
-    /// Takes the `[[listener]]` at this address and port out.
+    /// Takes the `[[listener]]` at this address and port out, with what subsystems say of ANA groups
+    /// by it.
     ///
     /// # Errors
     /// It is not there.
@@ -265,7 +266,11 @@ impl Written {
                 "listener",
                 at.ok_or_else(|| not_there(format!("a [[listener]] at {address}")))?,
             ))
-        })
+        })?;
+        for file in &mut self.files {
+            file.text = ana::without_listener(&file.text, address)?;
+        }
+        Ok(())
     }
 
     /// Adds an `[[export]]`, behind the last one.

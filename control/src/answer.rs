@@ -292,6 +292,9 @@ pub struct Changed {
     pub changes: String,
     /// Changes made at run time that are in no file yet.
     pub unsaved: usize,
+    /// Of `namespace.add`: the number that hosts know it by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nsid: Option<u32>,
 }
 
 /// Answer to `log.level`.

@@ -400,9 +400,10 @@ impl ControlPlane {
         &self.unended
     }
 
-    /// What is wrong with media, in a line.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.lost.in_brief()
+    /// What is wrong with media and what is remembered of them, a line each.
+    pub(crate) fn trouble(&self) -> Vec<String> {
+        let unknown = self.keeper.get().map_or_else(Vec::new, Keeper::unknown);
+        self.lost.in_brief().into_iter().chain(unknown).collect()
     }
 
     /// What a backend is on has changed.

@@ -26,6 +26,10 @@ mod text;
 /// What is to be found by the next start; `None`: nothing.
 type State = Option<KeptReservations>;
 
+/// The parts of the name of a file around the UUID.
+const PREFIX: &str = "reservations-";
+const SUFFIX: &str = ".toml";
+
 /// The thread that writes, as the controllers see it.
 #[derive(Debug)]
 pub(crate) struct Keeper {
@@ -35,6 +39,11 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
+    /// As [`Reservations::unknown`].
+    pub(crate) fn unknown(&self) -> Vec<String> {
+        self.reservations.unknown()
+    }
+
     /// Has these put on stable storage, behind those that came before.
     pub(crate) fn keep(&self, keep: KeepId, kept: ReservationsToKeep) {
         self.reservations.note(kept.uuid, &kept.state);
@@ -81,7 +90,23 @@ struct Known {
 
 /// The name of a namespace's file.
 fn file_name(uuid: Uuid) -> String {
-    format!("reservations-{uuid}.toml")
+    format!("{PREFIX}{uuid}{SUFFIX}")
+}
+
+/// Of the files in a state folder that cannot be read, why not, a line each.
+pub(crate) fn unreadable(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let lines = names.filter_map(|name| {
+        let uuid = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+        let error = read(folder, uuid.parse().ok()?).err()?;
+        Some(format!(
+            "{}: {error}; the reservations of that namespace are not known, and hosts are kept out until one clears them: \
+             restore that file, or remove it if no host relies on a reservation",
+            folder.join(&name).display()
+        ))
+    });
+    lines.collect()
 }
 
 impl Reservations {
@@ -153,6 +178,27 @@ impl Reservations {
         {
             *found = newest.map_or(Persistence::Ready, Persistence::Found);
         }
+    }
+
+    /// Namespaces whose reservations are not known, a line each.
+    pub(crate) fn unknown(&self) -> Vec<String> {
+        let Some(folder) = &self.0.folder else {
+            return Vec::new();
+        };
+        let namespaces = self.namespaces();
+        let damaged = namespaces.iter().filter(|(_, known)| known.is_damaged);
+        let mut lines: Vec<_> = damaged
+            .map(|(uuid, known)| {
+                let Named { subnqn, nsid, .. } = &known.named;
+                format!(
+                    "namespace {nsid} of {subnqn}: no host can read or write it, as {} cannot be read: restore that file, or \
+                     remove it if no host relies on a reservation, and restart; or have a host register and clear",
+                    folder.join(file_name(*uuid)).display()
+                )
+            })
+            .collect();
+        lines.sort();
+        lines
     }
 
     /// Puts a state on stable storage, or leaves what is there. Returns whether it is there.

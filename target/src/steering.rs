@@ -67,6 +67,8 @@ pub(crate) struct Steering {
     started: Instant,
     /// Since when it takes no connections.
     drained: Mutex<Option<Instant>>,
+    /// The change that is being carried out, and since when.
+    under_way: Mutex<Option<(Instant, String)>>,
     news: UnboundedSender<News>,
 }
 
@@ -119,6 +121,7 @@ impl Steering {
             nfs_addresses: parts.nfs_addresses,
             started: Instant::now(),
             drained: Mutex::new(None),
+            under_way: Mutex::default(),
             news: parts.news,
         }
     }
@@ -209,6 +212,7 @@ impl Steering {
                 return Ok(Changed {
                     changes,
                     unsaved: 0,
+                    nsid: None,
                 });
             }
             Err(NoReload::Unsaved(unsaved)) => (Kind::Unsaved, lost_by("reload", &unsaved)),

@@ -49,6 +49,8 @@ fn hosts_are_let_go_without_an_error_and_come_back_when_it_is_over() {
     assert_eq!(connections, []);
     let text = said(&target.run(&["status"]));
     assert!(text.contains("takes no connections"), "{text}");
+    let text = said(&target.run(&["explain"]));
+    assert!(text.contains("capstan-target drain --off"), "{text}");
     assert!(
         Controller::connect(options(target.at, 1)).is_err(),
         "it takes a connection"

@@ -2,10 +2,11 @@
 //! and their ANA groups and states.
 
 use capstan_control::answer::{AnaGroup, Status, Subsystem};
-use capstan_control::{AnaPlace, Kind, Request, SetAna, SetNamespace};
+use capstan_control::{AnaPlace, Client, Kind, Request, SetAna, SetNamespace};
 use capstan_nvme_proto::command::{IoCommand, LbaRange, Write};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status as Answer;
+use capstan_tests::program::own_address;
 use capstan_tests::steered_volume::{SteeredVolume, change, refused, said};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wire_host::{Data, Queue, WireHost};
@@ -134,4 +135,54 @@ fn an_ana_state_is_set_shown_and_taken_back_under_a_host() {
         .ask(&Request::AnaShow { subsystem: None })
         .expect("groups");
     assert_eq!(shown[0].paths[0].state, "optimized");
+}
+
+#[test]
+fn a_state_is_of_the_listener_that_was_named_and_goes_with_it() {
+    let target = SteeredVolume::start();
+    let mut client = target.client();
+    let at = target.at.to_string();
+    let cli = target.run(&[
+        "ana",
+        "set",
+        SUBNQN,
+        "1",
+        "non-optimized",
+        "--listener",
+        &at,
+    ]);
+    assert!(cli.status.success(), "{}", said(&cli));
+    let other = own_address();
+    let (address, port) = (other.ip().to_string(), other.port().to_string());
+    let added = target.run(&["listener", "add", &address, "--port", &port]);
+    assert!(added.status.success(), "{}", said(&added));
+    assert!(said(&added).contains("listener add"), "{}", said(&added));
+    let states = |client: &mut Client| {
+        let show = Request::AnaShow { subsystem: None };
+        let shown: Vec<AnaGroup> = client.ask(&show).expect("groups");
+        let paths = shown.into_iter().flat_map(|group| group.paths);
+        let states = paths.map(|path| (path.listener, path.state));
+        states.collect::<Vec<_>>()
+    };
+    let both = [
+        (at.clone(), "non-optimized"),
+        (other.to_string(), "optimized"),
+    ];
+    assert_eq!(
+        states(&mut client),
+        both.map(|(listener, state)| (listener, state.to_owned()))
+    );
+    let removed = target.run(&["listener", "remove", &at]);
+    let text = said(&removed);
+    assert!(
+        removed.status.success() && text.contains("listener remove"),
+        "{text}"
+    );
+    assert!(!text.contains("ANA group"), "a path that is gone: {text}");
+    assert_eq!(
+        states(&mut client),
+        [(other.to_string(), "optimized".to_owned())]
+    );
+    let shown = said(&target.run(&["config", "show"]));
+    assert!(!shown.contains("subsystem.ana"), "{shown}");
 }

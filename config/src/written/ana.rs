@@ -1,5 +1,6 @@
 //! Changes of `[[subsystem.ana]]`: the states of ANA groups.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use toml_edit::{Item, TableLike};
@@ -13,18 +14,15 @@ use crate::{AnaState, Nqn};
 /// The listeners that are meant, and all that there are.
 #[derive(Clone, Copy, Debug)]
 pub struct Through<'a> {
-    /// Those that are meant.
-    pub meant: &'a [SocketAddr],
+    /// Those that are meant; `None`: all, also those that come later.
+    pub meant: Option<&'a [SocketAddr]>,
     /// All, which a table without `listeners` means.
     pub all: &'a [SocketAddr],
 }
 
 impl Through<'_> {
-    /// What `listeners` has to say of these; `None`: nothing, they are all.
-    fn key(&self, these: &[SocketAddr]) -> Option<EntryValue> {
-        let is_all = self.all.iter().all(|one| these.contains(one));
-        let texts = these.iter().map(ToString::to_string);
-        (!is_all).then(|| EntryValue::Texts(texts.collect()))
+    fn means(&self, listener: &SocketAddr) -> bool {
+        self.meant.is_none_or(|meant| meant.contains(listener))
     }
 
     /// Those of a table.
@@ -45,7 +43,7 @@ impl Through<'_> {
                 continue;
             }
             let of_it = self.of(table);
-            let is_left = |one: &SocketAddr| !self.meant.contains(one);
+            let is_left = |one: &SocketAddr| !self.means(one);
             let left: Vec<_> = of_it.iter().copied().filter(is_left).collect();
             if left.len() == of_it.len() {
                 continue;
@@ -53,7 +51,7 @@ impl Through<'_> {
             let gone = gone.get_or_insert_with(Vec::new);
             match left.is_empty() {
                 true => gone.push(at),
-                false => set(table, "listeners", self.key(&left).as_ref()),
+                false => set(table, "listeners", Some(&texts(&left))),
             }
         }
         gone
@@ -68,7 +66,7 @@ impl Through<'_> {
         at: Option<usize>,
     ) -> Result<(), EditError> {
         let state = EntryValue::Text(state.as_str().to_owned());
-        let listeners = self.key(self.meant);
+        let listeners = self.meant.map(texts);
         let table = at.and_then(|at| tables(within, "ana").into_iter().nth(at));
         if let Some(table) = table {
             set(table, "state", Some(&state));
@@ -120,6 +118,36 @@ impl Written {
             })
         })
     }
+}
+
+/// What `listeners` says of these.
+fn texts(these: &[SocketAddr]) -> EntryValue {
+    EntryValue::Texts(these.iter().map(ToString::to_string).collect())
+}
+
+/// Says nothing of a listener that goes, in any subsystem of a file.
+pub(super) fn without_listener(text: &str, listener: SocketAddr) -> Result<String, EditError> {
+    let mut document = document(text)?;
+    let through = Through {
+        meant: Some(&[listener]),
+        all: &[],
+    };
+    let mut gone = Vec::new();
+    let subsystems = tables(document.as_table_mut(), "subsystem");
+    for (subsystem_at, within) in subsystems.into_iter().enumerate() {
+        let states = tables(within, "ana").into_iter();
+        let groups: BTreeSet<_> = states.filter_map(|table| group_of(table)).collect();
+        for group in groups {
+            let of_group = through.take_out(within, group).unwrap_or_default();
+            gone.extend(of_group.into_iter().map(|at| (subsystem_at, at)));
+        }
+    }
+    // From the last on, as each moves those behind it.
+    gone.sort_unstable();
+    let mut places = gone.into_iter().rev();
+    places.try_fold(document.to_string(), |text, (subsystem_at, at)| {
+        without(&text, &[("subsystem", subsystem_at), ("ana", at)])
+    })
 }
 
 fn group_of(table: &dyn TableLike) -> Option<u32> {
@@ -187,7 +215,7 @@ ram = "1MiB"
         let all = listeners();
         let meant: Vec<_> = meant.iter().map(|number| all[number - 1]).collect();
         let through = Through {
-            meant: &meant,
+            meant: (!meant.is_empty()).then_some(&meant[..]),
             all: &all,
         };
         text.set_ana_state(&nqn(name), group, state, through)?;
@@ -238,6 +266,12 @@ ram = "1MiB"
         // A subsystem of which nothing is said.
         let [_, b] = changed(&mut text, "b", (1, Some(Inaccessible)), &[1, 2]).unwrap();
         assert_eq!(b, [(1, 1, Inaccessible), (2, 1, Inaccessible)]);
+        // Of listeners that come later nothing is said where those of today were named.
+        let [_, b] = changed(&mut text, "b", (1, None), &[1, 2]).unwrap();
+        assert_eq!(b, []);
+        changed(&mut text, "b", (1, Some(Inaccessible)), &[]).unwrap();
+        let table = text.files()[0].text.rsplit("[[subsystem.ana]]").next();
+        assert!(table.is_some_and(|table| !table.contains("listeners")));
         // And back to the beginning.
         let [_, b] = changed(&mut text, "b", (1, None), &[1, 2]).unwrap();
         assert_eq!(b, []);
@@ -250,5 +284,18 @@ ram = "1MiB"
         assert!(matches!(none, Err(EditError::NotThere(_))), "{none:?}");
         let none = changed(&mut text, "c", (1, Some(Change)), &[1]);
         assert!(matches!(none, Err(EditError::NotThere(_))), "{none:?}");
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_listener_that_is_taken_out() {
+        let mut text = Written::of_text(FILE.to_owned());
+        changed(&mut text, "b", (3, Some(AnaState::Change)), &[1, 2]).unwrap();
+        text.remove_listener(listeners()[1]).unwrap();
+        let config = text.config().unwrap();
+        let states = |at: usize| config.subsystems[at].ana_states().collect::<Vec<_>>();
+        assert_eq!(states(0), [(0, 2, AnaState::Inaccessible)]);
+        assert_eq!(states(1), [(0, 3, AnaState::Change)]);
+        assert!(!text.files()[0].text.contains("127.0.0.2"));
+        assert!(text.files()[0].text.contains("# Not yet.\n"));
     }
 }

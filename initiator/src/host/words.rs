@@ -59,8 +59,8 @@ pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, St
 fn reject_hint(status: RejectStatus) -> String {
     match status {
         RejectStatus::NO_RESOURCES => format!(
-            "the target is at its limit of connections or memory: lower {} or {}, or raise the \
-             target's limits",
+            "the target is at its limit of connections or memory, or was drained: lower {} or {}, \
+             raise the target's limits, or have it take connections (`capstan-target status` there)",
             Name::FewerQueues,
             Name::QueueSize
         ),

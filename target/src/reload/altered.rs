@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,18 +128,16 @@ impl Difference {
     /// The states of groups that have changed, in words.
     pub(super) fn of_groups(&self, listeners: &[Listener]) -> impl Iterator<Item = String> {
         self.ana_changed.iter().flat_map(move |(now, before)| {
-            let (now, nqn) = (states(now), &now.nqn);
+            let (now, nqn) = (states(now, listeners), &now.nqn);
             // What is left out of either is optimized.
             let keys: BTreeSet<_> = before.keys().chain(now.keys()).copied().collect();
             let changed = keys
                 .into_iter()
                 .filter(|key| before.get(key) != now.get(key));
             let words: Vec<_> = changed
-                .map(|(listener, group)| {
-                    let state = now.get(&(listener, group));
+                .map(|(by, group)| {
+                    let state = now.get(&(by, group));
                     let state = state.unwrap_or(&AnaState::Optimized);
-                    let by = listeners.get(listener).map(|of| of.address.to_string());
-                    let by = by.unwrap_or_default();
                     format!("ANA group {group} of {nqn} through {by}: {state} from now on")
                 })
                 .collect();
@@ -147,13 +146,17 @@ impl Difference {
     }
 }
 
-/// States that are not optimized, by the number of the listener and the group.
-pub(super) type States = BTreeMap<(usize, u32), AnaState>;
+/// States that are not optimized, by the address of the listener, whose number others may have
+/// later, and the group.
+pub(super) type States = BTreeMap<(SocketAddr, u32), AnaState>;
 
-pub(super) fn states(subsystem: &Subsystem) -> States {
+pub(super) fn states(subsystem: &Subsystem, listeners: &[Listener]) -> States {
     let states = subsystem.ana_states();
     states
-        .map(|(listener, group, state)| ((listener, group), state))
+        .filter_map(|(listener, group, state)| {
+            let by = listeners.get(listener)?.address;
+            Some(((by, group), state))
+        })
         .collect()
 }
 

@@ -82,9 +82,11 @@ pub(super) fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Dif
             let changed = (nqn.clone(), now.access.clone());
             difference.hosts_changed.push(changed);
         }
-        if states(subsystem) != states(now) {
-            let changed = (now.clone(), states(subsystem));
-            difference.ana_changed.push(changed);
+        let mut states_before = states(subsystem, &served.listeners);
+        // No host is told of a path that goes.
+        states_before.retain(|(by, _), _| wanted.listeners.iter().any(|of| of.address == *by));
+        if states_before != states(now, &wanted.listeners) {
+            difference.ana_changed.push((now.clone(), states_before));
         }
         let altered = &mut difference.namespaces_altered;
         let changed = changed_namespaces(subsystem, now, altered, &mut refused);

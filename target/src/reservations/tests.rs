@@ -9,7 +9,7 @@ use capstan_nvme_proto::reservation::ReservationType;
 use capstan_subsystem::{KeptReservations, Persistence};
 use uuid::Uuid;
 
-use super::{Named, Reservations, file_name};
+use super::{Named, Reservations, file_name, unreadable};
 
 const NAMESPACE: Uuid = Uuid::from_u128(7);
 
@@ -195,7 +195,18 @@ fn what_is_damaged_is_kept_when_it_is_written_anew() {
         fs::write(&file, text).unwrap();
         let all = reservations(folder);
         assert_eq!(all.found(NAMESPACE, named()), Persistence::Unknown);
+        for lines in [all.unknown(), unreadable(folder)] {
+            let named = file.display().to_string();
+            assert!(
+                matches!(&lines[..], [line] if line.contains(&named)),
+                "{lines:?}"
+            );
+        }
         assert!(all.write(NAMESPACE, &Some(kept(1))));
+        assert_eq!(
+            (all.unknown(), unreadable(folder)),
+            (Vec::new(), Vec::new())
+        );
         let aside = file.with_extension("toml.damaged");
         assert_eq!(fs::read_to_string(&aside).unwrap(), text);
         assert_eq!(found(folder), Persistence::Found(kept(1)));

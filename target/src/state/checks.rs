@@ -15,6 +15,7 @@ use nix::unistd::{AccessFlags, access, geteuid};
 use super::{FOLDER, FOLDER_VARIABLE, waits};
 use crate::limits::STATE_BYTES_FREE_MIN;
 use crate::lost::running;
+use crate::reservations;
 
 const NAME: &str = "state folder";
 const MISSING: &str = "does not exist";
@@ -36,6 +37,11 @@ pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
     }
     let runs_in = std::env::var(running::FOLDER_VARIABLE).ok();
     checks.extend(runtime_folder(runs_in.as_deref()));
+    let unreadable = super::folder().map(|folder| reservations::unreadable(&folder));
+    checks.extend(unreadable.into_iter().flatten().map(|line| Check {
+        verdict: Verdict::Warning,
+        ..Check::ok(NAME, line)
+    }));
     checks
 }
 

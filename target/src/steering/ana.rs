@@ -24,15 +24,19 @@ impl Steering {
             let of = subsystem("subsystem", of, config)?;
             let chosen = chosen(listeners, config)?;
             let is_so = |at: &usize| state_of(of, *at, *group) == state;
-            if chosen.iter().all(is_so) {
+            let all = || (0..config.listeners.len()).collect();
+            if chosen.clone().unwrap_or_else(all).iter().all(is_so) {
                 let words = format!(
                     "ANA group {group} of {} is {state} already{}; nothing is to be changed",
                     of.nqn,
-                    by(listeners)
+                    match listeners.is_empty() {
+                        true => String::new(),
+                        false => format!(" through {}", listeners.join(", ")),
+                    }
                 );
                 return Err(Failure::new(Kind::Exists, words));
             }
-            edit(text, config, of, (*group, Some(state)), &chosen)
+            edit(text, config, of, (*group, Some(state)), chosen.as_deref())
         })
     }
 
@@ -46,7 +50,7 @@ impl Steering {
         self.change(words, |text, config| {
             let of = subsystem("subsystem", of, config)?;
             let chosen = chosen(listeners, config)?;
-            edit(text, config, of, (*group, None), &chosen)
+            edit(text, config, of, (*group, None), chosen.as_deref())
         })
     }
 
@@ -99,15 +103,16 @@ fn edit(
     config: &Config,
     of: &Subsystem,
     (group, state): (u32, Option<AnaState>),
-    chosen: &[usize],
+    chosen: Option<&[usize]>,
 ) -> Edited {
     let all: Vec<SocketAddr> = config.listeners.iter().map(|of| of.address).collect();
     let meant: Vec<SocketAddr> = chosen
-        .iter()
+        .into_iter()
+        .flatten()
         .filter_map(|at| all.get(*at).copied())
         .collect();
     let through = Through {
-        meant: &meant,
+        meant: chosen.is_some().then_some(&meant[..]),
         all: &all,
     };
     edited(text.set_ana_state(&of.nqn, group, state, through))
@@ -136,11 +141,11 @@ fn read_state(word: &str) -> Result<AnaState, Failure> {
     })
 }
 
-/// The numbers of the listeners that are named, or of all.
-fn chosen(named: &[String], config: &Config) -> Result<Vec<usize>, Failure> {
+/// The numbers of the listeners that are named; `None`: none is, they are all meant.
+fn chosen(named: &[String], config: &Config) -> Result<Option<Vec<usize>>, Failure> {
     let all = &config.listeners;
     if named.is_empty() {
-        return Ok((0..all.len()).collect());
+        return Ok(None);
     }
     let known: Vec<_> = all.iter().map(|of| of.address.to_string()).collect();
     let mut chosen = Vec::new();
@@ -156,5 +161,5 @@ fn chosen(named: &[String], config: &Config) -> Result<Vec<usize>, Failure> {
             return Err(Failure::not_found("listener", "listeners", name, names));
         }
     }
-    Ok(chosen)
+    Ok(Some(chosen))
 }

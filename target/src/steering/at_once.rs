@@ -1,6 +1,7 @@
 //! What is done at once and is in no configuration: associations end, and the file of a namespace
 //! becomes longer.
 
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 
 use capstan_config::{Backing, Size};
@@ -42,9 +43,22 @@ impl Steering {
                 .filter(|one| chosen(one.association))
                 .map(|one| of_association(&one))
                 .collect();
+            // Each subsystem numbers its own controllers (NVMe Base, Controller ID).
+            let subsystems: BTreeSet<_> = told.iter().map(|one| one.subsystem.clone()).collect();
+            if cntlid.is_some() && of.is_none() && subsystems.len() > 1 {
+                return Err(subsystems);
+            }
             target.end_associations(chosen);
-            told
+            Ok(told)
         });
+        let ended = ended.map_err(|subsystems| {
+            let names: Vec<_> = subsystems.into_iter().collect();
+            let words =
+                "several subsystems have a controller of this number; say of which it is meant";
+            Failure::new(Kind::WrongParameters, words)
+                .of_field("subsystem")
+                .allowed(names.join(", "))
+        })?;
         if ended.is_empty() {
             let words =
                 "no association is so; `capstan-target connection list` shows those there are";
@@ -114,6 +128,10 @@ impl Steering {
             "namespace {} of {}: {} bytes; namespaces resized: {resized}",
             namespace.nsid, of.nqn, size.0
         );
-        Ok(Changed { changes, unsaved })
+        Ok(Changed {
+            changes,
+            unsaved,
+            nsid: None,
+        })
     }
 }

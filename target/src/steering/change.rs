@@ -1,5 +1,6 @@
 //! Changes that are made at run time: of the text, and then of what is served.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use capstan_config::{
@@ -13,6 +14,10 @@ use capstan_control::{
 use super::{Steering, locked};
 
 pub(super) type Edited = Result<(), Failure>;
+
+fn nsids(of: &Subsystem) -> BTreeSet<u32> {
+    of.configured().map(|namespace| namespace.nsid).collect()
+}
 
 impl Steering {
     /// Changes the text by `edit` and carries out what is different then: all of it or nothing.
@@ -29,9 +34,13 @@ impl Steering {
         let reloaded = served.reload(config, &self.control, self.reactors);
         let reloaded =
             reloaded.map_err(|error| Failure::new(Kind::Refused, format!("{error:#}")))?;
+        // What has changed of namespaces says it by itself.
+        let is_said = words.starts_with("namespace ") || words.starts_with("ana ");
+        let done = format!("{words}: done");
         let changes = match &reloaded.namespaces[..] {
-            [] => format!("{words}: done"),
-            namespaces => namespaces.join("\n"),
+            [] => done,
+            namespaces if is_said => namespaces.join("\n"),
+            namespaces => format!("{done}\n{}", namespaces.join("\n")),
         };
         let unsaved = {
             let mut texts = self.texts();
@@ -39,7 +48,11 @@ impl Steering {
             texts.unsaved().len()
         };
         self.publish(&served);
-        Ok(Changed { changes, unsaved })
+        Ok(Changed {
+            changes,
+            unsaved,
+            nsid: None,
+        })
     }
 
     pub(super) fn set_log_level(&self, level: &str) -> Result<Changed, Failure> {
@@ -87,8 +100,10 @@ impl Steering {
                 None => String::new(),
             };
         }
-        self.change(words, |text, config| {
+        let mut before = BTreeSet::new();
+        let changed = self.change(words, |text, config| {
             let of = subsystem("subsystem", &add.subsystem, config)?;
+            before = nsids(of);
             if let Some(nsid) = add.nsid
                 && of.configured().any(|namespace| namespace.nsid == nsid)
             {
@@ -109,7 +124,11 @@ impl Steering {
             );
             put(&mut entry, "direct", add.direct.map(EntryValue::Bool));
             edited(text.add_namespace(&of.nqn, &entry))
-        })
+        })?;
+        let served = locked(&self.served);
+        let of = subsystem("subsystem", &add.subsystem, served.config()).ok();
+        let nsid = of.and_then(|of| nsids(of).difference(&before).next().copied());
+        Ok(Changed { nsid, ..changed })
     }
 
     pub(super) fn remove_namespace(&self, place: &NamespacePlace) -> Result<Changed, Failure> {

@@ -4,11 +4,13 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use capstan_control::{Failure, Kind, REQUEST_BYTES_MAX, frame};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -22,6 +24,8 @@ use super::{News, Steering};
 const CONNECTIONS_MAX: usize = 32;
 /// How long the other end may take to read an answer, before the connection is closed.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a client that waits for an answer is looked for.
+const GONE_LOOKS: Duration = Duration::from_secs(1);
 
 /// Connections that wait for a request, from the one that has waited longest on. Each ends when it
 /// is told.
@@ -160,7 +164,10 @@ async fn converse(
                 continue;
             }
         };
-        let outcome = work.carry_out(call.request, caller.clone()).await;
+        let outcome = tokio::select! {
+            outcome = work.carry_out(call.request, caller.clone()) => outcome,
+            () = gone(stream.get_ref()) => return Ok(()),
+        };
         let (result, stops) = match outcome {
             Outcome::Answer(value) => (Ok(value), false),
             Outcome::Stop(value) => (Ok(value), true),
@@ -172,6 +179,21 @@ async fn converse(
             let _ = steering.news.send(News::Stop);
         }
         told?;
+    }
+}
+
+/// Returns when the other end is closed. One that has only ended its requests still waits for
+/// answers.
+async fn gone(stream: &UnixStream) {
+    loop {
+        tokio::time::sleep(GONE_LOOKS).await;
+        let mut polled = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+        let is_over =
+            |events: PollFlags| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR);
+        if poll(&mut polled, PollTimeout::ZERO).is_ok() && polled[0].revents().is_some_and(is_over)
+        {
+            return;
+        }
     }
 }
 

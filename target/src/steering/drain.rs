@@ -1,6 +1,7 @@
 //! A target that takes no connections and lets go those that are there, until it is told to take
 //! them again.
 
+use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
 use capstan_control::answer::Drained;
@@ -33,7 +34,7 @@ impl Steering {
         locked(&self.drained).get_or_insert_with(Instant::now);
         let by_us = Clock.now_us() + within_s * 1_000_000;
         self.control.broadcast(|| Message::LetGo { by_us });
-        self.publish(&locked(&self.served));
+        self.publish_unless_changed();
         Ok(Drained {
             drained: true,
             connections: self.connected(),
@@ -51,12 +52,22 @@ impl Steering {
             return Err(Failure::new(Kind::Exists, words));
         }
         self.control.broadcast(|| Message::TakeIn);
-        self.publish(&locked(&self.served));
+        self.publish_unless_changed();
         Ok(Drained {
             drained: false,
             connections: self.connected(),
             within_s: None,
         })
+    }
+
+    /// A change that is under way publishes when it has ended, and may wait for a file system until
+    /// then.
+    fn publish_unless_changed(&self) {
+        match self.served.try_lock() {
+            Ok(served) => self.publish(&served),
+            Err(TryLockError::Poisoned(poisoned)) => self.publish(&poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
     }
 
     /// How long no connections have been taken, where that is so.

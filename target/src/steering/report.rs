@@ -1,6 +1,8 @@
 //! What is told of a target that runs. Nothing here waits for a file system or a change: what is
 //! served is known, and what is counted is read.
 
+use std::time::Duration;
+
 use capstan_config::{Access, LbaSize, Listener, Nqn, Subsystem, Transports};
 use capstan_control::answer::{
     ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Saved, Status, Waits,
@@ -18,6 +20,8 @@ use super::{Published, Steering, locked};
 use crate::absent::Awaited;
 
 const SECOND_US: u64 = 1_000_000;
+/// A change that takes longer is trouble.
+const CHANGE_TAKES: Duration = Duration::from_secs(3);
 
 impl Steering {
     pub(super) fn report(&self) -> Status {
@@ -53,7 +57,15 @@ impl Steering {
     }
 
     fn trouble(&self) -> Vec<String> {
-        let mut lines: Vec<_> = self.control.trouble().into_iter().collect();
+        let mut lines = self.control.trouble();
+        let under_way = locked(&self.under_way).clone();
+        if let Some((since, what)) = under_way.filter(|(since, _)| since.elapsed() > CHANGE_TAKES) {
+            lines.push(format!(
+                "{what}: under way for {} s, and changes that come wait for it; a file system or device may not answer \
+                 (`capstan-target doctor` tells)",
+                since.elapsed().as_secs()
+            ));
+        }
         if let Some(failed) = self.texts().reload_failed() {
             lines.push(format!("the last reload failed: {failed}"));
         }
@@ -169,7 +181,16 @@ impl Steering {
     pub(super) fn explain(&self, host: Option<&str>) -> Result<Vec<Refused>, Failure> {
         let host = host.map(|host| read_nqn("host", host)).transpose()?;
         let now_us = Clock.now_us();
-        Ok(self.control.with(|target| {
+        // Such a host has not said its name yet.
+        let drained = self.drained_for().map(|since| Refused {
+            ago_s: since.as_secs(),
+            host: None,
+            subsystem: None,
+            from: "any address".to_owned(),
+            why: "the target was drained, and has taken no connections since".to_owned(),
+            mend: Some("capstan-target drain --off".to_owned()),
+        });
+        let refused: Vec<_> = self.control.with(|target| {
             let refusals = target
                 .refusals()
                 .filter(|refusal| match (&host, &refusal.hostnqn) {
@@ -180,7 +201,8 @@ impl Steering {
             refusals
                 .map(|refusal| of_refusal(refusal, now_us))
                 .collect()
-        }))
+        });
+        Ok(drained.into_iter().chain(refused).collect())
     }
 
     pub(super) fn config_diff(&self) -> Result<ConfigDiff, Failure> {

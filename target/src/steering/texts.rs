@@ -76,10 +76,7 @@ impl Texts {
         let says = (read.config().ok()?, self.running.config().ok()?);
         (says.0 == says.1).then(|| {
             let saved = self.unsaved.len();
-            *self = Self {
-                reload_failed: self.reload_failed.take(),
-                ..Self::of(read.clone())
-            };
+            *self = Self::of(read.clone());
             saved
         })
     }

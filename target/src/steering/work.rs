@@ -1,9 +1,10 @@
-//! The threads that carry requests out. One has those that change something, one after the other,
-//! as a file system may keep it waiting; the other one tells, and waits for nothing.
+//! The threads that carry requests out. One has those that change what is served, one after the
+//! other, as a file system may keep it waiting; the other one has those that wait for nothing.
 
 use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Instant;
 
 use capstan_control::answer::{Ending, LogLevel, Version};
 use capstan_control::{ConfigForm, Failure, Kind, PROTOCOL, Request};
@@ -11,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::{Steering, lost_by};
+use super::{Steering, locked, lost_by};
 use crate::metrics;
 
 /// How a request ended.
@@ -33,7 +34,7 @@ struct Job {
 /// The threads. They end with the process, or when this is dropped and they have nothing to do.
 pub(crate) struct Work {
     changes: mpsc::Sender<Job>,
-    questions: mpsc::Sender<Job>,
+    at_once: mpsc::Sender<Job>,
 }
 
 impl Work {
@@ -47,6 +48,15 @@ impl Work {
             let steering = Arc::clone(steering);
             let work = move || {
                 for job in jobs {
+                    // It has waited, and nothing is to happen that no client knows of.
+                    if job.done.is_closed() {
+                        tracing::info!(
+                            "{}: {}: not carried out, as its client has gone",
+                            job.caller,
+                            in_words(&job.request)
+                        );
+                        continue;
+                    }
                     let outcome = steering.carry_out(&job.request, &job.caller);
                     // The connection may have ended.
                     let _ = job.done.send(outcome);
@@ -57,16 +67,15 @@ impl Work {
         };
         Ok(Self {
             changes: start("steering")?,
-            questions: start("reports")?,
+            at_once: start("reports")?,
         })
     }
 
     /// Has a request carried out.
     pub(super) async fn carry_out(&self, request: Request, caller: String) -> Outcome {
-        let to = if is_question(&request) {
-            &self.questions
-        } else {
-            &self.changes
+        let to = match waits_for_nothing(&request) {
+            true => &self.at_once,
+            false => &self.changes,
         };
         let (done, outcome) = oneshot::channel();
         let job = Job {
@@ -81,6 +90,15 @@ impl Work {
         };
         outcome.unwrap_or_else(|words| Outcome::Failed(Failure::new(Kind::Failed, words)))
     }
+}
+
+/// Whether no file system or device is asked: an operator needs these when one does not answer.
+fn waits_for_nothing(request: &Request) -> bool {
+    is_question(request)
+        || matches!(
+            request,
+            Request::Drain(_) | Request::ConnectionDisconnect(_)
+        )
 }
 
 fn is_question(request: &Request) -> bool {
@@ -139,8 +157,16 @@ impl Steering {
         if is_question(request) || is_told {
             return self.dispatch(request);
         }
-        let outcome = self.dispatch(request);
         let what = in_words(request);
+        let outcome = match waits_for_nothing(request) {
+            true => self.dispatch(request),
+            false => {
+                *locked(&self.under_way) = Some((Instant::now(), what.clone()));
+                let outcome = self.dispatch(request);
+                *locked(&self.under_way) = None;
+                outcome
+            }
+        };
         match &outcome {
             Outcome::Answer(_) | Outcome::Stop(_) => tracing::info!("{caller}: {what}: done"),
             Outcome::Failed(failure) => {
