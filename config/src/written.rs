@@ -221,6 +221,36 @@ impl Written {
         })
     }
 
+    /// Lets any host connect to a subsystem, or none until one is allowed.
+    ///
+    /// # Errors
+    /// The subsystem is not there, or it is so already.
+    pub fn allow_any_host(&mut self, nqn: &Nqn, allowed: bool) -> Result<(), EditError> {
+        self.edit(|document| {
+            let subsystem = subsystem(document, nqn)?;
+            let is_so = subsystem.get("allow_any_host").and_then(Item::as_bool) == Some(true);
+            let (now, before, value) = match allowed {
+                true => ("allow_any_host", "allowed_hosts", EntryValue::Bool(true)),
+                false => (
+                    "allowed_hosts",
+                    "allow_any_host",
+                    EntryValue::Texts(Vec::new()),
+                ),
+            };
+            if is_so == allowed {
+                let words = match allowed {
+                    true => format!("{nqn} lets in any host"),
+                    false => format!("{nqn} lets in those hosts alone that are listed"),
+                };
+                return Err(EditError::AlreadySo(words));
+            }
+            // They contradict each other.
+            subsystem.remove(before);
+            set(subsystem, now, Some(&value));
+            Ok(())
+        })
+    }
+
     /// Lets it no more.
     ///
     /// # Errors
@@ -230,8 +260,8 @@ impl Written {
             let subsystem = subsystem(document, nqn)?;
             if subsystem.get("allow_any_host").and_then(Item::as_bool) == Some(true) {
                 return Err(EditError::CannotBeSaid(format!(
-                    "{nqn} lets in any host (allow_any_host = true), and a single one cannot be kept out: list the hosts \
-                     that may connect instead"
+                    "{nqn} lets in any host (allow_any_host = true), and a single one cannot be kept out: `capstan-target \
+                     host deny {nqn} --any`, and allow those that may connect"
                 )));
             }
             let listed = hosts(subsystem);

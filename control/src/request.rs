@@ -141,6 +141,16 @@ pub enum Request {
         /// The host's NQN.
         host: String,
     },
+    /// Let any host connect to a subsystem, or those alone that are listed: [`answer::Changed`].
+    ///
+    /// [`answer::Changed`]: crate::answer::Changed
+    #[serde(rename = "host.any")]
+    HostAny {
+        /// The subsystem's NQN.
+        subsystem: String,
+        /// Whether any host may. Else none may until one is allowed.
+        allowed: bool,
+    },
     /// Let it no more, and disconnect it: [`answer::Changed`].
     ///
     /// [`answer::Changed`]: crate::answer::Changed

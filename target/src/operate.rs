@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::Output;
 use crate::cli::steer::{
-    self, AnaCommand, ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand,
+    self, AnaCommand, ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand, HostMeant,
     ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Operation, SubsystemCommand, To,
 };
 use crate::steering::socket;
@@ -258,12 +258,24 @@ fn ana(command: AnaCommand, print: Print) -> anyhow::Result<()> {
 fn host(command: HostCommand, print: Print) -> anyhow::Result<()> {
     match command {
         HostCommand::Allow(For { what, to }) => {
-            let (subsystem, host) = (what.subsystem, what.host);
-            change(&to, &Request::HostAllow { subsystem, host }, print)
+            let request = match what.meant() {
+                (subsystem, HostMeant::Named(host)) => Request::HostAllow { subsystem, host },
+                (subsystem, HostMeant::Any) => Request::HostAny {
+                    subsystem,
+                    allowed: true,
+                },
+            };
+            change(&to, &request, print)
         }
         HostCommand::Deny(For { what, to }) => {
-            let (subsystem, host) = (what.subsystem, what.host);
-            change(&to, &Request::HostDeny { subsystem, host }, print)
+            let request = match what.meant() {
+                (subsystem, HostMeant::Named(host)) => Request::HostDeny { subsystem, host },
+                (subsystem, HostMeant::Any) => Request::HostAny {
+                    subsystem,
+                    allowed: false,
+                },
+            };
+            change(&to, &request, print)
         }
         HostCommand::List(For { what, to }) => {
             let request = Request::HostList {

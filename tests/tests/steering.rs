@@ -19,6 +19,7 @@ use capstan_control::{
     ResizeNamespace,
 };
 use capstan_initiator::Controller;
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_tests::host::options;
 use capstan_tests::place::volume;
 use capstan_tests::program::{own_address, program, signal, utf8};
@@ -516,7 +517,7 @@ fn a_controller_is_meant_by_its_number_where_one_subsystem_has_it() {
     assert_eq!(added.nsid, Some(5));
     let first = target.connect();
     let mut to_other = options(target.at, 1);
-    to_other.subnqn = capstan_nvme_proto::nqn::Nqn::new(&other).expect("an NQN");
+    to_other.subnqn = Nqn::new(&other).expect("an NQN");
     let second = Controller::connect(to_other).expect("connects");
     let connections: Vec<Connection> = client
         .ask(&Request::ConnectionList {})
@@ -540,4 +541,30 @@ fn a_controller_is_meant_by_its_number_where_one_subsystem_has_it() {
         client.ask(&which(Some(other))).expect("it ends");
     assert_eq!(ended.ended.len(), 1, "{ended:?}");
     drop((first, second));
+}
+
+#[test]
+fn any_host_is_let_in_and_kept_out_by_command() {
+    let target = SteeredVolume::start();
+    let host = || {
+        let mut options = options(target.at, 7);
+        options.hostnqn = Nqn::new("nqn.2026-11.org.example:stranger").expect("an NQN");
+        Controller::connect(options)
+    };
+    let run = |word: &str| {
+        let ran = target.run(&["host", word, SUBNQN, "--any"]);
+        assert!(ran.status.success(), "{}", said(&ran));
+    };
+    assert!(host().is_err());
+    run("allow");
+    let stranger = host().expect("it is let in");
+    run("deny");
+    let mut client = target.client();
+    wait_until("it is disconnected", || {
+        let left: Vec<Connection> = client
+            .ask(&Request::ConnectionList {})
+            .expect("connections");
+        left.is_empty()
+    });
+    drop(stranger);
 }

@@ -187,6 +187,25 @@ fn hosts_come_and_go_line_by_line() {
 }
 
 #[test]
+fn any_host_is_let_in_or_those_alone_that_are_allowed() {
+    let mut written = written();
+    let access =
+        |written: &Written, at: usize| written.config().unwrap().subsystems[at].access.clone();
+    assert!(written.allow_any_host(&nqn("b"), true).is_err(), "it is so");
+    written.allow_any_host(&nqn("b"), false).unwrap();
+    assert_eq!(access(&written, 1), Access::Hosts(Vec::new()));
+    written.allow_host(&nqn("b"), &nqn("host-3")).unwrap();
+    assert_eq!(access(&written, 1), Access::Hosts(vec![nqn("host-3")]));
+    written.allow_any_host(&nqn("a"), true).unwrap();
+    assert_eq!(access(&written, 0), Access::AnyHost);
+    written.allow_any_host(&nqn("a"), false).unwrap();
+    assert!(
+        written.allow_any_host(&nqn("a"), false).is_err(),
+        "it is so"
+    );
+}
+
+#[test]
 fn a_value_is_set_and_what_stands_behind_it_stays() {
     let mut written = written();
     written.set_target("log", &text("debug")).unwrap();

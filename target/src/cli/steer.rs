@@ -309,8 +309,29 @@ pub struct HostName {
     #[arg(value_name = "NQN")]
     pub subsystem: String,
     /// NQN of the host (/etc/nvme/hostnqn there has it).
-    #[arg(value_name = "HOSTNQN")]
-    pub host: String,
+    #[arg(value_name = "HOSTNQN", required_unless_present = "any")]
+    pub host: Option<String>,
+    /// Any host: `deny` keeps out all that are not allowed by their names.
+    #[arg(long, conflicts_with = "host")]
+    pub any: bool,
+}
+
+/// A host that is meant.
+#[derive(Clone, Debug)]
+pub enum HostMeant {
+    /// Any.
+    Any,
+    /// The one of this NQN.
+    Named(String),
+}
+
+impl HostName {
+    /// The subsystem, and the host.
+    #[must_use]
+    pub fn meant(self) -> (String, HostMeant) {
+        let host = self.host.map_or(HostMeant::Any, HostMeant::Named);
+        (self.subsystem, host)
+    }
 }
 
 /// `listener`.

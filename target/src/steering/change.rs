@@ -195,6 +195,17 @@ impl Steering {
         })
     }
 
+    pub(super) fn allow_any_host(&self, of: &str, allowed: bool) -> Result<Changed, Failure> {
+        let word = match allowed {
+            true => "allow",
+            false => "deny",
+        };
+        self.change(format!("host {word} {of} --any"), |text, config| {
+            let of = subsystem("subsystem", of, config)?;
+            edited(text.allow_any_host(&of.nqn, allowed))
+        })
+    }
+
     pub(super) fn deny_host(&self, of: &str, host: &str) -> Result<Changed, Failure> {
         self.change(format!("host deny {of} {host}"), |text, config| {
             let of = subsystem("subsystem", of, config)?;

@@ -129,6 +129,7 @@ fn is_question(request: &Request) -> bool {
         | Request::AnaSet(_)
         | Request::AnaRemove(_)
         | Request::HostAllow { .. }
+        | Request::HostAny { .. }
         | Request::HostDeny { .. }
         | Request::ListenerAdd(_)
         | Request::ListenerRemove { .. }
@@ -205,6 +206,9 @@ impl Steering {
             Request::AnaRemove(place) => told(self.remove_ana(place)),
             Request::AnaShow { subsystem } => told(self.ana_groups(subsystem.as_deref())),
             Request::HostAllow { subsystem, host } => told(self.allow_host(subsystem, host)),
+            Request::HostAny { subsystem, allowed } => {
+                told(self.allow_any_host(subsystem, *allowed))
+            }
             Request::HostDeny { subsystem, host } => told(self.deny_host(subsystem, host)),
             Request::HostList { subsystem } => told(self.hosts(subsystem.as_deref())),
             Request::ListenerAdd(add) => told(self.add_listener(add)),

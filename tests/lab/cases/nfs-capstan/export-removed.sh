@@ -30,10 +30,10 @@ asks_no_more() {
 mount_export 4.2
 echo text >"$FIRST/file"
 begin client "${LOCK[@]}" "$FIRST/file" 1000
-within 20 "the client's lock is held" held_by client
+within 60 "the client's lock is held" held_by client
 refused 'Resource temporarily unavailable' "${LOCK[@]}" "$NFS_EXPORT/file" 0
 exported_at /elsewhere
-within 20 "the server's machine gets the lock" "${LOCK[@]}" "$NFS_EXPORT/file" 0
+within 60 "the server's machine gets the lock" "${LOCK[@]}" "$NFS_EXPORT/file" 0
 refused 'Stale file handle' timeout 30 stat "$SECOND/file"
 exported_again
 within 60 "the second client goes on" timeout 30 "${LOCK[@]}" "$SECOND/file" 0
