@@ -86,6 +86,11 @@ fn an_ana_state_is_set_shown_and_taken_back_under_a_host() {
     );
     let inaccessible = Answer::ASYMMETRIC_ACCESS_INACCESSIBLE;
     assert_eq!(write(&mut host), inaccessible);
+    let status = said(&target.run(&["status"]));
+    assert!(
+        status.contains(&format!("ANA group 1 of {SUBNQN}: hosts can use")),
+        "{status}"
+    );
     let shown = target.run(&["ana", "show", "-o", "json"]);
     let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
     assert_eq!(

@@ -93,7 +93,7 @@ impl Steering {
 }
 
 /// The state of a group by a listener.
-fn state_of(of: &Subsystem, listener: usize, group: u32) -> AnaState {
+pub(super) fn state_of(of: &Subsystem, listener: usize, group: u32) -> AnaState {
     let written = of.ana.get(&(listener, group)).copied();
     written.unwrap_or(AnaState::Optimized)
 }

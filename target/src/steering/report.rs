@@ -1,9 +1,10 @@
 //! What is told of a target that runs. Nothing here waits for a file system or a change: what is
 //! served is known, and what is counted is read.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use capstan_config::{Access, LbaSize, Listener, Nqn, Subsystem, Transports};
+use capstan_config::{Access, AnaState, Config, LbaSize, Listener, Nqn, Subsystem, Transports};
 use capstan_control::answer::{
     ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Saved, Status, Waits,
 };
@@ -15,6 +16,7 @@ use capstan_subsystem::{
 };
 use uuid::Uuid;
 
+use super::ana::state_of;
 use super::change::{read_nqn, subsystem};
 use super::{Published, Steering, locked};
 use crate::absent::Awaited;
@@ -58,6 +60,7 @@ impl Steering {
 
     fn trouble(&self) -> Vec<String> {
         let mut lines = self.control.trouble();
+        lines.extend(unreachable(&self.published().config));
         let under_way = locked(&self.under_way).clone();
         if let Some((since, what)) = under_way.filter(|(since, _)| since.elapsed() > CHANGE_TAKES) {
             lines.push(format!(
@@ -362,6 +365,29 @@ fn of_export(export: &ExportSettings, waits: Option<Waits>) -> Export {
             .collect(),
         waits,
     }
+}
+
+/// Groups with namespaces that hosts can use by no listener, a line each: what they have asked for
+/// waits meanwhile.
+fn unreachable(config: &Config) -> Vec<String> {
+    let listeners = config.listeners.len();
+    let subsystems = config.subsystems.iter();
+    let lines = subsystems.flat_map(|of| {
+        let groups = of.namespaces.iter().map(|namespace| namespace.ana_group);
+        let groups: BTreeSet<_> = groups.collect();
+        groups.into_iter().filter_map(move |group| {
+            let mut states = (0..listeners).map(|listener| state_of(of, listener, group));
+            let is_out = |state| !matches!(state, AnaState::Optimized | AnaState::NonOptimized);
+            (listeners > 0 && states.all(is_out)).then(|| {
+                format!(
+                    "ANA group {group} of {}: hosts can use its namespaces through no listener, and wait \
+                     (`capstan-target ana show {}`)",
+                    of.nqn, of.nqn
+                )
+            })
+        })
+    });
+    lines.collect()
 }
 
 fn of_refusal(refusal: &Refusal, now_us: u64) -> Refused {
