@@ -184,6 +184,27 @@ fn namespace(command: NamespaceCommand, print: Print) -> anyhow::Result<()> {
     }
 }
 
+        NamespaceCommand::Show(For { what, to }) => namespaces(what.nqn, &to, print),
+    }
+}
+
+/// Those of each subsystem, which says them.
+fn namespaces(nqn: Option<String>, to: &To, print: Print) -> anyhow::Result<()> {
+    let request = Request::SubsystemShow { nqn };
+    let all: Vec<Subsystem> = connect(to)?.ask(&request)?;
+    match to.output {
+        Output::Normal => print(&show::namespaces_of(&all)),
+        Output::Json => {
+            let mut each = Vec::new();
+            for subsystem in &all {
+                for namespace in &subsystem.namespaces {
+                    let mut value = serde_json::to_value(namespace)?;
+                    value["subsystem"] = subsystem.nqn.as_str().into();
+                    each.push(value);
+                }
+            }
+            print(&serde_json::to_string_pretty(&each)?)
+        }
 fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
     use capstan_config::Backing;
     let mut add = AddNamespace {

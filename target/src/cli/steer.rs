@@ -22,7 +22,7 @@ pub enum Operation {
     /// Add, take out and show subsystems of a target that runs.
     #[command(subcommand)]
     Subsystem(SubsystemCommand),
-    /// Add, take out, resize and change namespaces of a target that runs.
+    /// Add, take out, resize, change and show namespaces of a target that runs.
     #[command(subcommand)]
     Namespace(NamespaceCommand),
     /// Set and show ANA states of a target that runs: what hosts may do by which listener.
@@ -110,6 +110,7 @@ pub enum SubsystemCommand {
     /// Take a subsystem out with its namespaces; hosts are disconnected.
     Remove(For<SubsystemName>),
     /// Show subsystems with their namespaces.
+    #[command(visible_alias = "list")]
     Show(For<SubsystemPerhaps>),
 }
 
@@ -165,6 +166,9 @@ pub enum NamespaceCommand {
     Resize(For<NamespaceResize>),
     /// Change a namespace while hosts use it; they are told.
     Set(For<NamespaceSet>),
+    /// Show namespaces, of each subsystem or of one.
+    #[command(visible_alias = "list")]
+    Show(For<SubsystemPerhaps>),
 }
 
 /// `namespace add`.
@@ -246,6 +250,7 @@ pub enum AnaCommand {
     /// Say nothing of an ANA group any more: it is optimized then.
     Remove(For<AnaName>),
     /// Show ANA groups and their states by each listener.
+    #[command(visible_alias = "list")]
     Show(For<SubsystemPerhaps>),
 }
 

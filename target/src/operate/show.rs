@@ -103,13 +103,26 @@ fn subsystem(of: &Subsystem) -> String {
         "{}\n  hosts: {hosts}; connected: {}; serial {}, model {}",
         of.nqn, of.connections, of.serial, of.model
     );
-    let namespaces = list(
-        &of.namespaces,
-        "no namespace yet (`capstan-target namespace add`)",
-        namespaces,
-    );
-    let indented: Vec<_> = namespaces.lines().map(|line| format!("  {line}")).collect();
-    format!("{head}\n{}", indented.join("\n"))
+    let namespaces = list(&of.namespaces, NO_NAMESPACE, namespaces);
+    format!("{head}\n{}", indented(&namespaces))
+}
+
+/// Of each subsystem.
+pub(super) fn namespaces_of(all: &[Subsystem]) -> String {
+    list(all, "there is no subsystem", |all| {
+        let each = all.iter().map(|of| {
+            let namespaces = list(&of.namespaces, NO_NAMESPACE, namespaces);
+            format!("{}\n{}", of.nqn, indented(&namespaces))
+        });
+        each.collect::<Vec<_>>().join("\n\n")
+    })
+}
+
+const NO_NAMESPACE: &str = "no namespace yet (`capstan-target namespace add`)";
+
+fn indented(lines: &str) -> String {
+    let lines: Vec<_> = lines.lines().map(|line| format!("  {line}")).collect();
+    lines.join("\n")
 }
 
 fn namespaces(all: &[Namespace]) -> String {
