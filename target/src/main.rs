@@ -133,7 +133,13 @@ fn write_manual(to: &Path) -> io::Result<()> {
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "capstan-target", &mut text);
-    print(String::from_utf8_lossy(&text).trim_end())
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    if shell == clap_complete::Shell::Bash {
+        // clap_complete 4.6 names the states by two rules where the name of a program has a hyphen,
+        // and completes nothing behind the first word.
+        text = text.replace("capstan__subcmd__target", "capstan__target");
+    }
+    print(text.trim_end())
 }
 
 fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {

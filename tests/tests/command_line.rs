@@ -576,3 +576,63 @@ fn each_shell_completes_the_commands_that_people_type() {
     let error = complaint(&of.args(["completions", "csh"]).output().unwrap());
     assert!(error.contains("bash") && error.contains("zsh"), "{error}");
 }
+
+/// What bash offers for the last of `words` of the program `name`, which is as much as is typed of
+/// it.
+fn completed(name: &str, words: &[&str]) -> Vec<String> {
+    let script = told(
+        &Command::new(program(name))
+            .args(["completions", "bash"])
+            .output()
+            .unwrap(),
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("completions");
+    fs::write(&file, script).unwrap();
+    // As bash calls it: with the command, the word, and the word in front of it.
+    let ask = r#"
+        source "$1" && shift || exit
+        COMP_WORDS=("$@")
+        COMP_CWORD=$(($# - 1))
+        function=$(complete -p "$1") && function=${function#*-F } || exit
+        "${function%% *}" "$1" "${@: -1}" "${@: -2:1}"
+        printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "-c", ask, "bash", utf8(&file), name])
+        .args(words);
+    let offered = told(&bash.output().unwrap());
+    offered.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_what_is_behind_a_command() {
+    for (name, words, expected) in [
+        ("capstan-target", &["name"][..], &["namespace"][..]),
+        (
+            "capstan-target",
+            &["namespace", ""],
+            &["add", "list", "remove", "resize", "set", "show"],
+        ),
+        ("capstan-target", &["clear-lost-writes", "-"], &["--help"]),
+        ("capstan-target", &["status", "-o", ""], &["normal", "json"]),
+        ("capstan-target", &["status", "--output", "j"], &["json"]),
+        ("capstan", &["att"], &["attach"]),
+        ("capstan", &["id-ctrl", "-o", ""], &["normal", "json"]),
+    ] {
+        let offered = completed(name, words);
+        let missing: Vec<_> = expected
+            .iter()
+            .filter(|word| !offered.iter().any(|of| of == *word))
+            .collect();
+        assert!(
+            missing.is_empty(),
+            "{name} {words:?}: {missing:?} are not in {offered:?}"
+        );
+        let strange: Vec<_> = offered
+            .iter()
+            .filter(|of| !words.last().is_some_and(|word| of.starts_with(word)))
+            .collect();
+        assert!(strange.is_empty(), "{name} {words:?}: {strange:?}");
+    }
+}
