@@ -65,8 +65,11 @@ pub fn run(operation: Operation, print: Print) -> anyhow::Result<()> {
             ask::<LogLevel>(&of.to, &Request::LogLevel(levels), print, show::log_level)
         }
         Operation::Explain(of) => {
-            let request = Request::Explain { host: of.what.host };
-            ask::<Vec<Refused>>(&of.to, &request, print, |refused| show::refused(refused))
+            let host = of.what.host;
+            let request = Request::Explain { host: host.clone() };
+            ask::<Vec<Refused>>(&of.to, &request, print, |refused| {
+                show::refused(refused, host.as_deref())
+            })
         }
     }
 }

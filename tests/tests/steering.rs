@@ -169,12 +169,15 @@ fn a_host_is_let_in_thrown_out_and_told_why() {
         let mend = format!("capstan-target host allow {SUBNQN} {host}");
         refused.iter().any(|one| one.mend.as_deref() == Some(&mend))
     });
-    let said = said(&target.run(&["explain", &host]));
+    let text = said(&target.run(&["explain", &host]));
     assert!(
-        said.contains("is not allowed to use") && said.contains("host allow"),
-        "{said}"
+        text.contains("is not allowed to use") && text.contains("host allow"),
+        "{text}"
     );
     change(
+    let none = said(&target.run(&["explain", "nqn.2026-11.org.example:other"]));
+    let expected = "no connect of nqn.2026-11.org.example:other was refused since";
+    assert!(none.starts_with(expected), "{none}");
         &mut client,
         &Request::HostAllow {
             subsystem: subsystem.clone(),

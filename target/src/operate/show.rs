@@ -7,6 +7,7 @@ use capstan_control::answer::{
     AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
     Host, Listener, LogLevel, Namespace, Refused, Status, Subsystem, Waits,
 };
+use capstan_nvme_proto::text::Shown;
 use comfy_table::{Table, presets};
 
 fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
@@ -268,10 +269,15 @@ pub(super) fn disconnected(of: &Disconnected) -> String {
     each.collect::<Vec<_>>().join("\n")
 }
 
-pub(super) fn refused(all: &[Refused]) -> String {
+/// Of all hosts, or of one.
+pub(super) fn refused(all: &[Refused], of_host: Option<&str>) -> String {
+    let of_host = of_host.map(|host| format!(" of {}", Shown(host)));
     list(
         all,
-        "no connect was refused since the target has started, of those that are kept (64)",
+        &format!(
+            "no connect{} was refused since the target has started, of those that are kept (64)",
+            of_host.unwrap_or_default()
+        ),
         |all| {
             let each = all.iter().map(|of| {
                 let host = of
