@@ -170,7 +170,7 @@ fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {
 fn written(source: &Source) -> anyhow::Result<(Config, Written)> {
     let Some(file) = &source.config else {
         let config = quick(source)?;
-        let text = Written::of_text(config.to_toml(false));
+        let text = Written::of_text(config.to_toml());
         return Ok((config, text));
     };
     let written = Written::read(file)?;

@@ -184,9 +184,6 @@ fn namespace(command: NamespaceCommand, print: Print) -> anyhow::Result<()> {
             };
             change(&to, &Request::NamespaceSet(set), print)
         }
-    }
-}
-
         NamespaceCommand::Show(For { what, to }) => namespaces(what.nqn, &to, print),
     }
 }
@@ -209,7 +206,7 @@ fn namespaces(nqn: Option<String>, to: &To, print: Print) -> anyhow::Result<()> 
             print(&serde_json::to_string_pretty(&each)?)
         }
 fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
-    use capstan_config::Backing;
+    use capstan_config::{Backing, ExactSize};
     let mut add = AddNamespace {
         subsystem: what.subsystem,
         nsid: what.nsid,
@@ -225,8 +222,8 @@ fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
             let whole = std::path::absolute(path)?;
             add.path = Some(whole.to_string_lossy().into_owned());
         }
-        Backing::Ram { size_bytes } => add.ram = Some(size_bytes.to_string()),
-        Backing::Null { size_bytes } => add.null = Some(size_bytes.to_string()),
+        Backing::Ram { size_bytes } => add.ram = Some(ExactSize(size_bytes).to_string()),
+        Backing::Null { size_bytes } => add.null = Some(ExactSize(size_bytes).to_string()),
     }
     Ok(add)
 }

@@ -424,7 +424,11 @@ pub enum ConfigCommand {
 /// `config show`.
 #[derive(Args, Clone, Debug)]
 pub struct ConfigShow {
-    /// Every key with its value, those that are left out as well.
+    /// Every key with its value, those that are left out as well, and the NSID, UUID, NGUID and LBA
+    /// size that hosts see. Without are keys whose default no value says: `transports` of a
+    /// listener (both as far as its port allows), `direct` of a namespace (where possible),
+    /// `file_system` of an export (its own UUID); and `uuid` and `nguid` where a start makes other
+    /// ones, as of RAM.
     #[arg(long)]
     pub complete: bool,
 }

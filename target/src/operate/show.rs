@@ -135,7 +135,7 @@ fn namespaces(all: &[Namespace]) -> String {
             .collect();
         [
             of.nsid.to_string(),
-            backing(of),
+            of.backing.clone(),
             Size(of.size_bytes).to_string(),
             of.lba_bytes.to_string(),
             of.uuid.clone().unwrap_or_default(),
@@ -148,14 +148,6 @@ fn namespaces(all: &[Namespace]) -> String {
         ["NSID", "ON", "SIZE", "LBA", "UUID", "READ", "WRITTEN", ""],
         rows,
     )
-}
-
-/// The size is beside it.
-fn backing(of: &Namespace) -> String {
-    match of.backing.split_once(':') {
-        Some((kind @ ("ram" | "null"), _)) => kind.to_owned(),
-        _ => of.backing.clone(),
-    }
 }
 
 pub(super) fn ana(all: &[AnaGroup]) -> String {
