@@ -1,6 +1,7 @@
 //! The `capstan-target` command.
 
 use std::ffi::OsString;
+use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use capstan_config::{
     Config, MANUAL_NAME, Problems, ProviderChoice, QuickDirectory, QuickExport, Transports,
-    Written, first_of, manual,
+    Written, first_of, manual, word_of,
 };
 use capstan_doctor::{Machine, Summary, Verdict};
 use capstan_nvme_proto::text::Shown;
@@ -108,8 +109,9 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         }
         Command::Man { to } => write_manual(&to).with_context(|| {
             format!(
-                "{}: expected a folder that this user can write to",
-                to.display()
+                "{}: expected a folder that this user can write to; `mkdir -p {}` makes one",
+                to.display(),
+                word_of(&to)
             )
         }),
         Command::Completions { shell } => completions(shell),
@@ -118,9 +120,15 @@ fn run_command(command: Command) -> anyhow::Result<()> {
     }
 }
 
+/// What the page of the program has behind its commands.
+const SECTIONS: &str = include_str!("../man/sections.man");
+
 /// The pages of the commands, and that of the configuration file in the folder of its section.
 fn write_manual(to: &Path) -> io::Result<()> {
     clap_mangen::generate_to(Cli::command(), to)?;
+    let page = to.join("capstan-target.1");
+    let mut page = OpenOptions::new().append(true).open(page)?;
+    page.write_all(SECTIONS.as_bytes())?;
     let folder = match to.file_name() {
         Some(name) if name == "man1" => to.with_file_name("man5"),
         _ => to.to_owned(),

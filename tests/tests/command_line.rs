@@ -509,6 +509,18 @@ fn io_passthru(at: SocketAddr, out: &Path) {
     }
 }
 
+/// groff finds nothing wrong with a page.
+fn formats(page: &Path) {
+    let args = ["-k", "-man", "-Tutf8", "-ww", "-z"];
+    match Command::new("groff").args(args).arg(page).output() {
+        Ok(output) => {
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && told.is_empty(), "{told}");
+        }
+        Err(error) => eprintln!("SKIPPED: there is no groff: {error}"),
+    }
+}
+
 #[test]
 fn each_command_has_a_man_page() {
     let folder = tempfile::tempdir().unwrap();
@@ -522,9 +534,17 @@ fn each_command_has_a_man_page() {
         };
         told(&man(folder.path()));
         let error = complaint(&man(&folder.path().join("absent")));
-        assert!(error.contains("absent: expected a folder"), "{error}");
+        assert!(
+            error.contains("absent: expected a folder") && error.contains("`mkdir -p "),
+            "{error}"
+        );
         let page = |of: &str| fs::read_to_string(folder.path().join(of)).unwrap();
-        assert!(page(&format!("{name}.1")).contains(".TH"));
+        let of_program = page(&format!("{name}.1"));
+        for section in [".TH", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", ".SH FILES"] {
+            let found = of_program.matches(section).count();
+            assert_eq!(found, 1, "{name} {section}: {of_program}");
+        }
+        formats(&folder.path().join(format!("{name}.1")));
         for command in commands {
             let page = page(&format!("{name}-{command}.1"));
             assert!(page.contains(".SH OPTIONS"), "{command}: {page}");
