@@ -205,6 +205,9 @@ fn namespaces(nqn: Option<String>, to: &To, print: Print) -> anyhow::Result<()> 
             }
             print(&serde_json::to_string_pretty(&each)?)
         }
+    }
+}
+
 fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
     use capstan_config::{Backing, ExactSize};
     let mut add = AddNamespace {
