@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::{Size, SizeError};
+use crate::{ExactSize, Size, SizeError};
 
 /// Where a namespace's blocks are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,8 +119,9 @@ impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(path) => write!(f, "{}", path.display()),
-            Self::Ram { size_bytes } => write!(f, "ram:{size_bytes}"),
-            Self::Null { size_bytes } => write!(f, "null:{size_bytes}"),
+            Self::Ram { size_bytes } | Self::Null { size_bytes } => {
+                write!(f, "{}:{}", self.kind(), ExactSize(*size_bytes))
+            }
         }
     }
 }
@@ -175,8 +176,9 @@ mod tests {
 
     #[test]
     fn what_is_displayed_parses_back() {
-        for text in ["ram:1024", "null:512", "/a/b c"] {
+        for text in ["ram:64MiB", "null:512", "/a/b c"] {
             let backing: Backing = text.parse().unwrap();
+            assert_eq!(backing.to_string(), text);
             assert_eq!(backing.to_string().parse(), Ok(backing));
         }
     }

@@ -226,16 +226,15 @@ impl Checker<'_> {
     }
 
     fn target(&mut self, raw: &RawTarget) -> Target {
-        if let Some(prefix) = &raw.serial_prefix {
+        let serial_prefix = raw.serial_prefix.as_ref().and_then(|prefix| {
             self.ascii(
                 "target.serial_prefix",
                 prefix,
                 limits::SERIAL_PREFIX_BYTES_MAX,
-            );
-        }
-        if let Some(model) = &raw.model {
-            self.ascii("target.model", model, limits::MODEL_BYTES_MAX);
-        }
+            )
+        });
+        let model = (raw.model.as_ref())
+            .and_then(|model| self.ascii("target.model", model, limits::MODEL_BYTES_MAX));
         Target {
             reactors: self.reactors(raw.reactors.as_ref()),
             memory_budget_bytes: self.size(
@@ -254,6 +253,9 @@ impl Checker<'_> {
             ),
             shared_receive_queue: (raw.shared_receive_queue.as_ref())
                 .is_some_and(|shared| *shared.get_ref()),
+            serial_prefix: serial_prefix
+                .unwrap_or_else(|| limits::DEFAULT_SERIAL_PREFIX.to_owned()),
+            model: model.unwrap_or_else(|| limits::DEFAULT_MODEL.to_owned()),
             vendor_id: self.number(
                 "target.vendor_id",
                 raw.vendor_id.as_ref(),

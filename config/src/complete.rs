@@ -10,15 +10,32 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
 use uuid::Uuid;
 
 use crate::{
-    Access, Backing, Config, DirectIo, LbaSize, Listener, Metrics, Namespace, Nfs, Reactors,
+    Access, Backing, Config, DirectIo, ExactSize, LbaSize, Listener, Namespace, Nfs, Reactors,
     Subsystem, Transports,
 };
 
 impl Config {
-    /// A file that says the same, with every key that has a value. NSIDs are those of
-    /// [`Namespace::nsid`], but for those that are not written down where `nsids` is false.
+    /// The same, with what is chosen by default written down where it can be: NSIDs, the `id` of
+    /// exports and, of a process that may run on `cores_available` cores, the threads of NFS.
     #[must_use]
-    pub fn to_toml(&self, nsids: bool) -> String {
+    pub fn complete(&self, cores_available: usize) -> Self {
+        let mut config = self.clone();
+        for subsystem in &mut config.subsystems {
+            let namespaces = subsystem.namespaces.iter_mut();
+            let all = namespaces.chain(&mut subsystem.absent);
+            all.for_each(|namespace| namespace.nsid_is_written = true);
+        }
+        if let Some(nfs) = &mut config.nfs {
+            nfs.threads_written = Some(nfs.threads(cores_available));
+            let exports = nfs.exports.iter_mut().chain(&mut nfs.absent);
+            exports.for_each(|export| export.id = Some(export.handle_id()));
+        }
+        config
+    }
+
+    /// A file that says the same, with every key that has a value.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
         let mut document = DocumentMut::new();
         let root = document.as_table_mut();
         root.insert("target", Item::Table(self.target_table()));
@@ -36,7 +53,7 @@ impl Config {
             "subsystem",
             self.subsystems
                 .iter()
-                .map(|of| subsystem(of, nsids, &self.listeners)),
+                .map(|of| subsystem(of, &self.listeners)),
         );
         if let Some(nfs) = &self.nfs {
             root.insert("nfs", Item::Table(nfs_table(nfs)));
@@ -46,14 +63,12 @@ impl Config {
                 nfs.exports.iter().chain(&nfs.absent).map(export),
             );
         }
-        if self.metrics != Metrics::default() {
-            let mut table = Table::new();
-            if let Some(listen) = self.metrics.listen {
-                put(&mut table, "listen", listen.to_string());
-            }
-            put(&mut table, "sample", i64::from(self.metrics.sample));
-            root.insert("metrics", Item::Table(table));
+        let mut metrics = Table::new();
+        if let Some(listen) = self.metrics.listen {
+            put(&mut metrics, "listen", listen.to_string());
         }
+        put(&mut metrics, "sample", i64::from(self.metrics.sample));
+        root.insert("metrics", Item::Table(metrics));
         document.to_string()
     }
 
@@ -68,17 +83,18 @@ impl Config {
                 put(&mut table, "reactors", cores);
             }
         }
-        put(
-            &mut table,
-            "memory_budget",
-            bytes(target.memory_budget_bytes),
-        );
+        let memory_budget = ExactSize(target.memory_budget_bytes).to_string();
+        put(&mut table, "memory_budget", memory_budget);
         put(&mut table, "spin", time(target.spin));
         put(&mut table, "log", target.log.as_str());
         put(&mut table, "hosts_max", i64::from(target.hosts_max));
-        if target.shared_receive_queue {
-            put(&mut table, "shared_receive_queue", true);
-        }
+        put(
+            &mut table,
+            "shared_receive_queue",
+            target.shared_receive_queue,
+        );
+        put(&mut table, "serial_prefix", target.serial_prefix.as_str());
+        put(&mut table, "model", target.model.as_str());
         put(&mut table, "vendor_id", i64::from(target.vendor_id));
         put(
             &mut table,
@@ -106,19 +122,11 @@ fn whole(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A number where TOML has one that is as large, else a text.
-fn bytes(bytes: u64) -> Value {
-    i64::try_from(bytes).map_or_else(|_| bytes.to_string().into(), Into::into)
-}
-
 fn time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
 }
 
 fn transports(table: &mut Table, of: Transports) {
-    if of.by_default {
-        return;
-    }
     let named = [(of.rdma, "rdma"), (of.tcp, "tcp")];
     let named = named.iter().filter(|(has, _)| *has).map(|(_, word)| *word);
     put(table, "transports", named.collect::<Array>());
@@ -128,14 +136,15 @@ fn listener(listener: &Listener) -> Table {
     let mut table = Table::new();
     put(&mut table, "address", listener.address.ip().to_string());
     put(&mut table, "port", i64::from(listener.address.port()));
-    if listener.transports.rdma {
-        put(&mut table, "provider", listener.provider.as_str());
+    put(&mut table, "provider", listener.provider.as_str());
+    // Both by default is both as far as the port allows, which no list says.
+    if !listener.transports.by_default {
+        transports(&mut table, listener.transports);
     }
-    transports(&mut table, listener.transports);
     table
 }
 
-fn subsystem(subsystem: &Subsystem, nsids: bool, listeners: &[Listener]) -> Table {
+fn subsystem(subsystem: &Subsystem, listeners: &[Listener]) -> Table {
     let mut table = Table::new();
     put(&mut table, "nqn", subsystem.nqn.as_str());
     put(&mut table, "serial", subsystem.serial.as_str());
@@ -145,6 +154,7 @@ fn subsystem(subsystem: &Subsystem, nsids: bool, listeners: &[Listener]) -> Tabl
         Access::Hosts(hosts) => {
             let hosts: Array = hosts.iter().map(|host| host.as_str()).collect();
             put(&mut table, "allowed_hosts", hosts);
+            put(&mut table, "allow_any_host", false);
         }
     }
     put(
@@ -163,20 +173,21 @@ fn subsystem(subsystem: &Subsystem, nsids: bool, listeners: &[Listener]) -> Tabl
     put_all(&mut table, "ana", states);
     let mut namespaces: Vec<_> = subsystem.configured().collect();
     namespaces.sort_by_key(|of| of.nsid);
-    let namespaces = namespaces.into_iter().map(|of| namespace(of, nsids));
+    let namespaces = namespaces.into_iter().map(namespace);
     put_all(&mut table, "namespace", namespaces);
     table
 }
 
-fn namespace(namespace: &Namespace, nsids: bool) -> Table {
+fn namespace(namespace: &Namespace) -> Table {
     let mut table = Table::new();
-    if nsids || namespace.nsid_is_written {
+    if namespace.nsid_is_written {
         put(&mut table, "nsid", i64::from(namespace.nsid));
     }
     match &namespace.backing {
         Backing::Path(path) => put(&mut table, "path", path.to_string_lossy().as_ref()),
         Backing::Ram { size_bytes } | Backing::Null { size_bytes } => {
-            put(&mut table, namespace.backing.kind(), bytes(*size_bytes));
+            let size = ExactSize(*size_bytes).to_string();
+            put(&mut table, namespace.backing.kind(), size);
         }
     }
     put(&mut table, "ana_group", i64::from(namespace.ana_group));
@@ -214,18 +225,11 @@ fn nfs_table(nfs: &Nfs) -> Table {
             put(&mut table, key, port);
         }
     }
-    let all = tcp && rdma;
-    transports(
-        &mut table,
-        Transports {
-            rdma,
-            tcp,
-            by_default: all,
-        },
-    );
+    transports(&mut table, Transports::named(rdma, tcp));
+    put(&mut table, "provider", nfs.provider.as_str());
     if rdma {
-        put(&mut table, "provider", nfs.provider.as_str());
-        put(&mut table, "memory", bytes(nfs.memory_bytes));
+        let memory = ExactSize(nfs.memory_bytes).to_string();
+        put(&mut table, "memory", memory);
     }
     put(&mut table, "lease_time", time(nfs.lease_time));
     put(&mut table, "grace_time", time(nfs.grace_time));
@@ -280,27 +284,116 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use crate::schema::TableKind;
     use crate::{Config, QuickExport, Transports};
 
     fn same(config: &Config, of: &str) {
-        let text = config.to_toml(false);
+        let text = config.to_toml();
         let again =
             Config::from_toml(&text).unwrap_or_else(|error| panic!("{of}: {error}\n{text}"));
         assert_eq!(again, *config, "{of}\n{text}");
-        let mut numbered = Config::from_toml(&config.to_toml(true)).unwrap();
-        for subsystem in &mut numbered.subsystems {
-            for namespace in &mut subsystem.namespaces {
-                assert!(namespace.nsid_is_written);
-                namespace.nsid_is_written = false;
+        let complete = config.complete(3);
+        let text = complete.to_toml();
+        assert_eq!(Config::from_toml(&text).unwrap(), complete, "{of}\n{text}");
+    }
+
+    /// The keys that a complete configuration may be without, and why.
+    const LEFT_OUT: [(TableKind, &str, &str); 16] = [
+        (TableKind::Metrics, "listen", "by default nowhere"),
+        (TableKind::Subsystem, "allowed_hosts", "any host is"),
+        (
+            TableKind::Listener,
+            "transports",
+            "by default both as far as the port allows",
+        ),
+        (TableKind::Namespace, "path", "ram or null"),
+        (TableKind::Namespace, "ram", "path or null"),
+        (TableKind::Namespace, "null", "path or ram"),
+        (TableKind::Namespace, "lba", "of what is not there"),
+        (
+            TableKind::Namespace,
+            "uuid",
+            "of memory, or of what is not there",
+        ),
+        (
+            TableKind::Namespace,
+            "nguid",
+            "of memory, or of what is not there",
+        ),
+        (TableKind::Namespace, "direct", "by default where possible"),
+        (
+            TableKind::Export,
+            "access",
+            "each of its clients has its own",
+        ),
+        (
+            TableKind::Export,
+            "squash",
+            "each of its clients has its own",
+        ),
+        (
+            TableKind::Export,
+            "anonuid",
+            "each of its clients has its own",
+        ),
+        (
+            TableKind::Export,
+            "anongid",
+            "each of its clients has its own",
+        ),
+        (
+            TableKind::Export,
+            "secure_ports",
+            "each of its clients has its own",
+        ),
+        (
+            TableKind::Export,
+            "file_system",
+            "by default that of the file system",
+        ),
+    ];
+
+    #[test]
+    fn a_complete_configuration_has_every_key_but_those_that_have_no_value() {
+        let least = r#"
+            [[listener]]
+            address = "::1"
+            [[subsystem]]
+            nqn = "nqn.2026-11.org.example:a"
+            allow_any_host = true
+            [[subsystem.namespace]]
+            path = "/srv/a"
+            [[subsystem.ana]]
+            group = 1
+            state = "optimized"
+            [[export]]
+            path = "/srv/e"
+            clients = ["192.0.2.0/24"]
+        "#;
+        let config = Config::from_toml(least).unwrap().complete(3);
+        let text = config.to_toml();
+        assert_eq!(Config::from_toml(&text).unwrap(), config, "{text}");
+        let file: toml::Table = text.parse().unwrap();
+        let mut found = vec![(TableKind::Root, file)];
+        let mut missing = Vec::new();
+        while let Some((kind, table)) = found.pop() {
+            missing.extend(
+                kind.keys()
+                    .iter()
+                    .filter(|key| !table.contains_key(**key))
+                    .map(|key| (kind, *key)),
+            );
+            for (key, inner, _) in kind.tables() {
+                let one = match table.get(*key) {
+                    Some(toml::Value::Array(all)) => all.first(),
+                    one => one,
+                };
+                let one = one.and_then(toml::Value::as_table).expect(key);
+                found.push((*inner, one.clone()));
             }
         }
-        let mut config = config.clone();
-        let namespaces = config
-            .subsystems
-            .iter_mut()
-            .flat_map(|of| &mut of.namespaces);
-        namespaces.for_each(|namespace| namespace.nsid_is_written = false);
-        assert_eq!(numbered, config, "{of}\n{text}");
+        missing.retain(|(kind, key)| !LEFT_OUT.iter().any(|of| (of.0, of.1) == (*kind, *key)));
+        assert!(missing.is_empty(), "{missing:?}\n{text}");
     }
 
     #[test]
@@ -340,6 +433,8 @@ mod tests {
             log = "warn"
             hosts_max = 7
             shared_receive_queue = true
+            serial_prefix = "P"
+            model = "Of all"
             vendor_id = 0x1234
             [queues]
             depth_max = 32
@@ -390,6 +485,9 @@ mod tests {
             anongid = 2
             secure_ports = true
             clients = ["192.0.2.0/24", { network = "::/0", squash = "none" }]
+            [metrics]
+            listen = "[::1]:9899"
+            sample = 7
         "#;
         same(&Config::from_toml(text).unwrap(), "every key");
     }

@@ -46,10 +46,11 @@ pub(crate) fn serial(prefix: &str, nqn: &Nqn) -> String {
 pub(crate) fn export_nqn(backing: &Backing, listen: SocketAddr, machine_id: &str) -> Nqn {
     let uuid = match backing {
         Backing::Path(path) => derive(&["export", machine_id, &path.to_string_lossy()]),
-        Backing::Ram { .. } | Backing::Null { .. } => derive(&[
+        Backing::Ram { size_bytes } | Backing::Null { size_bytes } => derive(&[
             "export",
             machine_id,
-            &backing.to_string(),
+            // In bytes, whatever messages say: it never changes.
+            &format!("{}:{size_bytes}", backing.kind()),
             &listen.to_string(),
         ]),
     };
@@ -78,6 +79,14 @@ mod tests {
         assert_eq!(
             export.as_str(),
             "nqn.2014-08.org.nvmexpress:uuid:8cc527c0-590c-5019-a56d-cfe8cdbf9e65"
+        );
+        let ram = Backing::Ram {
+            size_bytes: 1 << 20,
+        };
+        let export = export_nqn(&ram, listen, "machine");
+        assert_eq!(
+            export.as_str(),
+            "nqn.2014-08.org.nvmexpress:uuid:f7dfc8b2-4dc9-5cf4-9d8e-29685faa9717"
         );
     }
 

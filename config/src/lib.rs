@@ -65,7 +65,7 @@ pub use model::{
 pub use problem::{At, Problem, ProblemDetails, ProblemKind, Problems, Warning};
 pub use quick::{QuickDirectory, QuickExport};
 pub use shown::{first_of, word_of};
-pub use size::{Size, SizeError};
+pub use size::{ExactSize, Size, SizeError};
 pub use written::{EditError, Entry, EntryValue, Through, Written};
 
 impl Config {

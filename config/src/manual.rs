@@ -42,6 +42,7 @@ pub fn manual() -> String {
     page.push_str(
         ".fi\n.SH FILES\n.TP\n/etc/capstan/target.toml\nthe configuration of the service\n\
          .TP\n/etc/capstan/target.d/*.toml\nwhat is read behind it\n\
+         .TP\n/etc/capstan/samples/*.toml\nsamples, of the packages\n\
          .SH SEE ALSO\ncapstan\\-target(1), capstan\\-target\\-check(1), \
          capstan\\-target\\-serve(1), capstan\\-target\\-config(1)\n",
     );

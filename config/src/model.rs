@@ -107,6 +107,10 @@ pub struct Target {
     /// the device has such, and with them connections whose host is not known yet. Otherwise each
     /// has its own.
     pub shared_receive_queue: bool,
+    /// What the serial numbers of subsystems begin with that are given none.
+    pub serial_prefix: String,
+    /// Model number of subsystems that are given none.
+    pub model: String,
     /// PCI Vendor ID in Identify Controller, of the vendor of this target; 0 is none.
     pub vendor_id: u16,
     /// PCI Subsystem Vendor ID, likewise.

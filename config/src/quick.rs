@@ -286,6 +286,8 @@ impl Default for Target {
             log: LogLevel::Info,
             hosts_max: limits::DEFAULT_HOSTS_MAX,
             shared_receive_queue: false,
+            serial_prefix: limits::DEFAULT_SERIAL_PREFIX.to_owned(),
+            model: limits::DEFAULT_MODEL.to_owned(),
             vendor_id: 0,
             subsystem_vendor_id: 0,
         }

@@ -15,6 +15,24 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
+/// A number of bytes as one word that reads back as the same number: with the largest unit that it
+/// is a whole number of (`64MiB`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExactSize(pub u64);
+
+impl fmt::Display for ExactSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        let whole = units
+            .iter()
+            .find(|(_, shift)| self.0.trailing_zeros() >= *shift);
+        match whole.filter(|_| self.0 > 0) {
+            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
 /// Numbers with more digits are told with a larger unit and one decimal.
 const EXACT_BELOW: u64 = 10_000;
 
@@ -198,6 +216,23 @@ mod tests {
         }
         assert_eq!("16383 PiB".parse(), Ok(Size(16383 << 50)));
         assert_eq!("1EiB".parse(), Ok(Size(1 << 60)));
+    }
+
+    #[test]
+    fn an_exact_size_is_a_word_that_reads_back() {
+        for (bytes, text) in [
+            (0, "0"),
+            (512, "512"),
+            (1 << 10, "1KiB"),
+            (3 << 29, "1536MiB"),
+            (64 << 20, "64MiB"),
+            ((64 << 20) + 512, "67109376"),
+            (3 << 50, "3072TiB"),
+            (u64::MAX, "18446744073709551615"),
+        ] {
+            assert_eq!(ExactSize(bytes).to_string(), text);
+            assert_eq!(text.parse(), Ok(Size(bytes)));
+        }
     }
 
     #[test]

@@ -220,8 +220,9 @@ pub enum ExportError {
     },
     /// The file system cannot be told from others after a restart.
     #[error("exporting {}: its file system has no UUID that the kernel (6.9 and later, not of btrfs) or \
-             /dev/disk/by-uuid tells; `file_system = \"UUID\"` in its [[export]] is one that you keep \
-             (`uuidgen` makes one; --export-dir alone has no place for it)", path.display())]
+             /dev/disk/by-uuid tells; `file_system = \"UUID\"` in its [[export]], or \
+             `--file-system UUID` of `export add`, is one that you keep (`uuidgen` makes one; \
+             --export-dir alone has no place for it)", path.display())]
     NoFileSystemId {
         /// The directory.
         path: PathBuf,

@@ -237,7 +237,7 @@ pub struct Counters {
     number: u64,
     /// Taken when a thread begins to count, when it ends, and by what reads.
     threads: Arc<Mutex<Threads>>,
-    /// Clients of version 4 with a lease.
+    /// Clients of version 4, also those whose lease is over.
     pub(crate) clients: Gauge,
     /// Their opens.
     pub(crate) opens: Gauge,
@@ -361,7 +361,7 @@ impl Counters {
         totals
     }
 
-    /// Connections, clients with a lease, and their opens, about now.
+    /// Connections, clients, and their opens, about now.
     #[must_use]
     pub fn now(&self) -> [u64; 3] {
         [&self.connections, &self.clients, &self.opens].map(Gauge::value)

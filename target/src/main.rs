@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use capstan_config::{
     Config, MANUAL_NAME, Problems, ProviderChoice, QuickDirectory, QuickExport, Transports,
-    Written, first_of, manual,
+    Written, first_of, manual, word_of,
 };
 use capstan_doctor::{Machine, Summary, Verdict};
 use capstan_nvme_proto::text::Shown;
@@ -114,8 +115,9 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         }
         Command::Man { to } => write_manual(&to).with_context(|| {
             format!(
-                "{}: expected a folder that this user can write to",
-                to.display()
+                "{}: expected a folder that this user can write to; `mkdir -p {}` makes one",
+                to.display(),
+                word_of(&to)
             )
         }),
         Command::Completions { shell } => completions(shell),
@@ -134,9 +136,15 @@ fn tell(notes: &[impl Display]) {
     }
 }
 
+/// What the page of the program has behind its commands.
+const SECTIONS: &str = include_str!("../man/sections.man");
+
 /// The pages of the commands, and that of the configuration file in the folder of its section.
 fn write_manual(to: &Path) -> io::Result<()> {
     clap_mangen::generate_to(Cli::command(), to)?;
+    let page = to.join("capstan-target.1");
+    let mut page = OpenOptions::new().append(true).open(page)?;
+    page.write_all(SECTIONS.as_bytes())?;
     let folder = match to.file_name() {
         Some(name) if name == "man1" => to.with_file_name("man5"),
         _ => to.to_owned(),
@@ -149,7 +157,13 @@ fn write_manual(to: &Path) -> io::Result<()> {
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "capstan-target", &mut text);
-    print(String::from_utf8_lossy(&text).trim_end())
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    if shell == clap_complete::Shell::Bash {
+        // clap_complete 4.6 names the states by two rules where the name of a program has a hyphen,
+        // and completes nothing behind the first word.
+        text = text.replace("capstan__subcmd__target", "capstan__target");
+    }
+    print(text.trim_end())
 }
 
 fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {
@@ -180,7 +194,7 @@ fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {
 fn written(source: &Source) -> anyhow::Result<(Config, Written)> {
     let Some(file) = &source.config else {
         let config = quick(source)?;
-        let text = Written::of_text(config.to_toml(false));
+        let text = Written::of_text(config.to_toml());
         return Ok((config, text));
     };
     let written = Written::read(file)?;

@@ -68,8 +68,11 @@ pub fn run(operation: Operation, print: Print) -> anyhow::Result<()> {
             ask::<LogLevel>(&of.to, &Request::LogLevel(levels), print, show::log_level)
         }
         Operation::Explain(of) => {
-            let request = Request::Explain { host: of.what.host };
-            ask::<Vec<Refused>>(&of.to, &request, print, |refused| show::refused(refused))
+            let host = of.what.host;
+            let request = Request::Explain { host: host.clone() };
+            ask::<Vec<Refused>>(&of.to, &request, print, |refused| {
+                show::refused(refused, host.as_deref())
+            })
         }
         Operation::Upgrade(of) => look_for_upgrade(&of.to, print),
     }
@@ -201,11 +204,32 @@ fn namespace(command: NamespaceCommand, print: Print) -> anyhow::Result<()> {
             };
             change(&to, &Request::NamespaceSet(set), print)
         }
+        NamespaceCommand::Show(For { what, to }) => namespaces(what.nqn, &to, print),
+    }
+}
+
+/// Those of each subsystem, which says them.
+fn namespaces(nqn: Option<String>, to: &To, print: Print) -> anyhow::Result<()> {
+    let request = Request::SubsystemShow { nqn };
+    let all: Vec<Subsystem> = connect(to)?.ask(&request)?;
+    match to.output {
+        Output::Normal => print(&show::namespaces_of(&all)),
+        Output::Json => {
+            let mut each = Vec::new();
+            for subsystem in &all {
+                for namespace in &subsystem.namespaces {
+                    let mut value = serde_json::to_value(namespace)?;
+                    value["subsystem"] = subsystem.nqn.as_str().into();
+                    each.push(value);
+                }
+            }
+            print(&serde_json::to_string_pretty(&each)?)
+        }
     }
 }
 
 fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
-    use capstan_config::Backing;
+    use capstan_config::{Backing, ExactSize};
     let mut add = AddNamespace {
         subsystem: what.subsystem,
         nsid: what.nsid,
@@ -221,8 +245,8 @@ fn added(what: NamespaceAdd) -> anyhow::Result<AddNamespace> {
             let whole = std::path::absolute(path)?;
             add.path = Some(whole.to_string_lossy().into_owned());
         }
-        Backing::Ram { size_bytes } => add.ram = Some(size_bytes.to_string()),
-        Backing::Null { size_bytes } => add.null = Some(size_bytes.to_string()),
+        Backing::Ram { size_bytes } => add.ram = Some(ExactSize(size_bytes).to_string()),
+        Backing::Null { size_bytes } => add.null = Some(ExactSize(size_bytes).to_string()),
     }
     Ok(add)
 }

@@ -16,6 +16,7 @@ mod absent;
 mod ana;
 mod at_once;
 mod change;
+mod complete;
 mod conversation;
 mod drain;
 mod report;

@@ -509,6 +509,18 @@ fn io_passthru(at: SocketAddr, out: &Path) {
     }
 }
 
+/// groff finds nothing wrong with a page.
+fn formats(page: &Path) {
+    let args = ["-k", "-man", "-Tutf8", "-ww", "-z"];
+    match Command::new("groff").args(args).arg(page).output() {
+        Ok(output) => {
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && told.is_empty(), "{told}");
+        }
+        Err(error) => eprintln!("SKIPPED: there is no groff: {error}"),
+    }
+}
+
 #[test]
 fn each_command_has_a_man_page() {
     let folder = tempfile::tempdir().unwrap();
@@ -522,9 +534,17 @@ fn each_command_has_a_man_page() {
         };
         told(&man(folder.path()));
         let error = complaint(&man(&folder.path().join("absent")));
-        assert!(error.contains("absent: expected a folder"), "{error}");
+        assert!(
+            error.contains("absent: expected a folder") && error.contains("`mkdir -p "),
+            "{error}"
+        );
         let page = |of: &str| fs::read_to_string(folder.path().join(of)).unwrap();
-        assert!(page(&format!("{name}.1")).contains(".TH"));
+        let of_program = page(&format!("{name}.1"));
+        for section in [".TH", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", ".SH FILES"] {
+            let found = of_program.matches(section).count();
+            assert_eq!(found, 1, "{name} {section}: {of_program}");
+        }
+        formats(&folder.path().join(format!("{name}.1")));
         for command in commands {
             let page = page(&format!("{name}-{command}.1"));
             assert!(page.contains(".SH OPTIONS"), "{command}: {page}");
@@ -575,4 +595,64 @@ fn each_shell_completes_the_commands_that_people_type() {
     let mut of = Command::new(program("capstan"));
     let error = complaint(&of.args(["completions", "csh"]).output().unwrap());
     assert!(error.contains("bash") && error.contains("zsh"), "{error}");
+}
+
+/// What bash offers for the last of `words` of the program `name`, which is as much as is typed of
+/// it.
+fn completed(name: &str, words: &[&str]) -> Vec<String> {
+    let script = told(
+        &Command::new(program(name))
+            .args(["completions", "bash"])
+            .output()
+            .unwrap(),
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("completions");
+    fs::write(&file, script).unwrap();
+    // As bash calls it: with the command, the word, and the word in front of it.
+    let ask = r#"
+        source "$1" && shift || exit
+        COMP_WORDS=("$@")
+        COMP_CWORD=$(($# - 1))
+        function=$(complete -p "$1") && function=${function#*-F } || exit
+        "${function%% *}" "$1" "${@: -1}" "${@: -2:1}"
+        printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "-c", ask, "bash", utf8(&file), name])
+        .args(words);
+    let offered = told(&bash.output().unwrap());
+    offered.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_what_is_behind_a_command() {
+    for (name, words, expected) in [
+        ("capstan-target", &["name"][..], &["namespace"][..]),
+        (
+            "capstan-target",
+            &["namespace", ""],
+            &["add", "list", "remove", "resize", "set", "show"],
+        ),
+        ("capstan-target", &["clear-lost-writes", "-"], &["--help"]),
+        ("capstan-target", &["status", "-o", ""], &["normal", "json"]),
+        ("capstan-target", &["status", "--output", "j"], &["json"]),
+        ("capstan", &["att"], &["attach"]),
+        ("capstan", &["id-ctrl", "-o", ""], &["normal", "json"]),
+    ] {
+        let offered = completed(name, words);
+        let missing: Vec<_> = expected
+            .iter()
+            .filter(|word| !offered.iter().any(|of| of == *word))
+            .collect();
+        assert!(
+            missing.is_empty(),
+            "{name} {words:?}: {missing:?} are not in {offered:?}"
+        );
+        let strange: Vec<_> = offered
+            .iter()
+            .filter(|of| !words.last().is_some_and(|word| of.starts_with(word)))
+            .collect();
+        assert!(strange.is_empty(), "{name} {words:?}: {strange:?}");
+    }
 }

@@ -20,6 +20,7 @@ use capstan_control::{
 };
 use capstan_initiator::Controller;
 use capstan_nvme_proto::nqn::Nqn;
+use capstan_storage::Lifetime;
 use capstan_tests::host::options;
 use capstan_tests::place::volume;
 use capstan_tests::program::{own_address, program, signal, utf8};
@@ -170,11 +171,14 @@ fn a_host_is_let_in_thrown_out_and_told_why() {
         let mend = format!("capstan-target host allow {SUBNQN} {host}");
         refused.iter().any(|one| one.mend.as_deref() == Some(&mend))
     });
-    let said = said(&target.run(&["explain", &host]));
+    let text = said(&target.run(&["explain", &host]));
     assert!(
-        said.contains("is not allowed to use") && said.contains("host allow"),
-        "{said}"
+        text.contains("is not allowed to use") && text.contains("host allow"),
+        "{text}"
     );
+    let none = said(&target.run(&["explain", "nqn.2026-11.org.example:other"]));
+    let expected = "no connect of nqn.2026-11.org.example:other was refused since";
+    assert!(none.starts_with(expected), "{none}");
     change(
         &mut client,
         &Request::HostAllow {
@@ -259,6 +263,17 @@ fn what_was_changed_is_shown_saved_and_served_after_a_restart() {
         .call(&Request::Reload { discard: false })
         .expect("there is nothing to undo");
     let complete = said(&target.run(&["config", "show", "--complete"]));
+    let shown: Vec<Subsystem> = client
+        .ask(&Request::SubsystemShow { nqn: None })
+        .expect("subsystems");
+    let namespace = &shown[0].namespaces[0];
+    assert!(complete.contains("lba = 4096\n"), "{complete}");
+    // Of a file that lasts, what hosts know it by is written as well.
+    let lasts = Lifetime::at(target.folder.path()).expect("a file system") == Lifetime::Lasting;
+    for (key, value) in [("uuid", &namespace.uuid), ("nguid", &namespace.nguid)] {
+        let line = format!("{key} = \"{}\"\n", value.as_deref().expect(key));
+        assert_eq!(complete.contains(&line), lasts, "{line}{complete}");
+    }
     let stopped = target.run(&["stop"]);
     assert!(stopped.status.success(), "{}", said(&stopped));
     let SteeredVolume { folder, daemon, .. } = target;
@@ -279,6 +294,47 @@ fn what_was_changed_is_shown_saved_and_served_after_a_restart() {
     let second = serve(folder.path());
     assert_eq!(of_file, status(folder.path()));
     assert!(second.stop().success());
+}
+
+#[test]
+fn a_size_is_written_and_told_as_it_was_given() {
+    let target = SteeredVolume::start();
+    let run = |args: &[&str]| {
+        let output = target.run(args);
+        assert!(output.status.success(), "{args:?}: {}", said(&output));
+        said(&output)
+    };
+    run(&["namespace", "add", SUBNQN, "ram:1MiB"]);
+    run(&["namespace", "add", SUBNQN, "null:1024M"]);
+    run(&["config", "save"]);
+    let file = target.config();
+    for line in ["ram = \"1MiB\"\n", "null = \"1GiB\"\n"] {
+        assert!(file.contains(line), "{file}");
+    }
+    let complete = run(&["config", "show", "--complete"]);
+    for line in [
+        "memory_budget = \"64MiB\"\n",
+        "ram = \"1MiB\"\n",
+        "null = \"1GiB\"\n",
+    ] {
+        assert!(complete.contains(line), "{complete}");
+    }
+    // One word for one namespace, wherever it is told.
+    let json = run(&["namespace", "list", "-o", "json"]);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let on: Vec<_> = json.as_array().expect("a list").iter().collect();
+    assert_eq!(on[1]["backing"], "ram:1MiB");
+    assert_eq!(on[2]["backing"], "null:1GiB");
+    assert_eq!(on[2]["subsystem"], SUBNQN);
+    assert_eq!(on[2]["nsid"], 3);
+    for args in [
+        &["status"][..],
+        &["subsystem", "list"],
+        &["namespace", "show", SUBNQN],
+    ] {
+        let text = run(args);
+        assert!(text.contains("null:1GiB"), "{args:?}: {text}");
+    }
 }
 
 #[test]

@@ -326,10 +326,7 @@ fn namespace(
     };
     ana.text("grpid", found);
     ana.end(found);
-    // Hosts may have reservations of every namespace here.
-    let mut reservations = all.object("resv", found);
-    reservations.flag("enable", found);
-    reservations.end(found);
+    reservations(&mut all, found);
     let mut device = all.object("device", found);
     let at_path = device.place("path");
     let path = device.text("path", found);
@@ -383,6 +380,22 @@ fn namespace(
         is_buffered,
     };
     Some((at_nsid, nsid, namespace))
+}
+
+/// As a group, and as the kernel names it.
+fn reservations(namespace: &mut Object, found: &mut Found) {
+    let mut group = namespace.object("resv", found);
+    let places = [group.place("enable"), namespace.place("resv_enable")];
+    let flags = [
+        group.flag("enable", found),
+        namespace.flag("resv_enable", found),
+    ];
+    for (at, flag) in places.iter().zip(flags) {
+        if flag == Some(false) {
+            found.left_out_everywhere(at, "hosts may have reservations of every namespace here");
+        }
+    }
+    group.end(found);
 }
 
 fn absolute(at: &str, path: Option<&str>, found: &mut Found) -> Option<PathBuf> {

@@ -115,6 +115,10 @@ fn what_is_left_out_is_told_by_its_place() {
             "`queues.io_queues_max`",
         ),
         ("left out: subsystems[0].namespaces[1]", "not enabled"),
+        (
+            "left out: subsystems[0].namespaces[0].resv.enable and 2 more",
+            "reservations of every namespace",
+        ),
         ("warning: subsystems[1]", "[2001:db8::10]:4421"),
         ("left out: subsystems[2].passthru[0]", "passed through"),
         ("left out: subsystems[3]", "linked to no port"),
@@ -129,7 +133,7 @@ fn what_is_left_out_is_told_by_its_place() {
     // What a host and this target know of each other is in no message.
     assert!(!told.contains("DHHC-1"), "{told}");
     // What is as the kernel has it unasked is no news.
-    for key in ["pi_enable", "cntlid", "treq", "resv", "portid"] {
+    for key in ["pi_enable", "cntlid", "treq", "portid"] {
         assert!(!told.contains(key), "{key}: {told}");
     }
 }
@@ -349,6 +353,21 @@ fn what_is_no_saved_configuration_is_said_to_be_none() {
     );
     let long = vec![b' '; usize::try_from(IMPORT_BYTES_MAX).unwrap() + 1];
     assert!(matches!(nvmet(&long), Err(ImportError::TooLarge)));
+}
+
+/// Also as newer versions may write it.
+#[test]
+fn reservations_are_told_of_where_they_were_off() {
+    for (value, is_told) in [(json!("1"), false), (json!(true), false), (json!(0), true)] {
+        let mut all = saved();
+        let namespace = &mut all["subsystems"][0]["namespaces"][0];
+        namespace.as_object_mut().unwrap().remove("resv");
+        namespace["resv_enable"] = value.clone();
+        let told = notes(&convert(&all).unwrap());
+        let note = "left out: subsystems[0].namespaces[0].resv_enable: hosts may have reservations";
+        assert_eq!(told.contains(note), is_told, "{value}: {told}");
+        assert_eq!(told.contains("resv_enable"), is_told, "{value}: {told}");
+    }
 }
 
 /// What nothing is known of is not lost in silence.

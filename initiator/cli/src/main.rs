@@ -49,8 +49,9 @@ mod wire;
 mod written;
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -58,7 +59,7 @@ use anyhow::Context as _;
 use args::OutputFormat;
 use capstan_initiator::internals::variables;
 use capstan_initiator::names;
-use capstan_nvme_proto::text::Shown;
+use capstan_nvme_proto::text::{Shown, Word};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupted;
@@ -177,6 +178,9 @@ const PAGES: [(&str, &str); 2] = [
     ),
 ];
 
+/// What the page of the program has behind its commands.
+const SECTIONS: &str = include_str!("../man/sections.man");
+
 /// Arguments of `man`.
 #[derive(Debug, Args)]
 struct Man {
@@ -197,6 +201,11 @@ impl Man {
 
     fn run(&self) -> anyhow::Result<()> {
         let written = clap_mangen::generate_to(command(), &self.to).and_then(|()| {
+            let page = self.to.join("capstan.1");
+            OpenOptions::new()
+                .append(true)
+                .open(page)?
+                .write_all(SECTIONS.as_bytes())?;
             PAGES.iter().try_for_each(|(name, text)| {
                 let folder = self.folder_of(name);
                 fs::create_dir_all(&folder)?;
@@ -205,8 +214,9 @@ impl Man {
         });
         written.with_context(|| {
             format!(
-                "{}: expected a folder that this user can write to",
-                self.to.display()
+                "{}: expected a folder that this user can write to; `mkdir -p {}` makes one",
+                self.to.display(),
+                Word::path(self.to.as_os_str().as_bytes())
             )
         })
     }

@@ -22,7 +22,7 @@ pub enum Operation {
     /// Add, take out and show subsystems of a target that runs.
     #[command(subcommand)]
     Subsystem(SubsystemCommand),
-    /// Add, take out, resize and change namespaces of a target that runs.
+    /// Add, take out, resize, change and show namespaces of a target that runs.
     #[command(subcommand)]
     Namespace(NamespaceCommand),
     /// Set and show ANA states of a target that runs: what hosts may do by which listener.
@@ -100,7 +100,7 @@ pub struct Drain {
     /// Seconds until connections whose commands have not ended are ended [default: 5].
     #[arg(long, value_name = "SECONDS")]
     pub within: Option<u64>,
-    /// Take connections again.
+    /// Take connections again. Those that were there when it was drained end all the same.
     #[arg(long, conflicts_with = "within")]
     pub off: bool,
 }
@@ -121,6 +121,7 @@ pub enum SubsystemCommand {
     /// Take a subsystem out with its namespaces; hosts are disconnected.
     Remove(For<SubsystemName>),
     /// Show subsystems with their namespaces.
+    #[command(visible_alias = "list")]
     Show(For<SubsystemPerhaps>),
 }
 
@@ -176,6 +177,9 @@ pub enum NamespaceCommand {
     Resize(For<NamespaceResize>),
     /// Change a namespace while hosts use it; they are told.
     Set(For<NamespaceSet>),
+    /// Show namespaces, of each subsystem or of one.
+    #[command(visible_alias = "list")]
+    Show(For<SubsystemPerhaps>),
 }
 
 /// `namespace add`.
@@ -257,6 +261,7 @@ pub enum AnaCommand {
     /// Say nothing of an ANA group any more: it is optimized then.
     Remove(For<AnaName>),
     /// Show ANA groups and their states by each listener.
+    #[command(visible_alias = "list")]
     Show(For<SubsystemPerhaps>),
 }
 
@@ -451,7 +456,11 @@ pub enum ConfigCommand {
 /// `config show`.
 #[derive(Args, Clone, Debug)]
 pub struct ConfigShow {
-    /// Every key with its value, those that are left out as well.
+    /// Every key with its value, those that are left out as well, and the NSID, UUID, NGUID and LBA
+    /// size that hosts see. Without are keys whose default no value says: `transports` of a
+    /// listener (both as far as its port allows), `direct` of a namespace (where possible),
+    /// `file_system` of an export (its own UUID); and `uuid` and `nguid` where a start makes other
+    /// ones, as of RAM.
     #[arg(long)]
     pub complete: bool,
 }

@@ -164,7 +164,7 @@ metrics! {
     NFS_CONNECTIONS: Gauge "capstan_nfs_connections" None, [],
         "Connections of NFS clients.";
     NFS_CLIENTS: Gauge "capstan_nfs_clients" None, [],
-        "Clients of NFS version 4 with a lease.";
+        "Clients of NFS version 4, also those whose lease is over, until others need what they have.";
     NFS_OPENS: Gauge "capstan_nfs_opens" None, [],
         "Opens of clients of NFS version 4.";
 }

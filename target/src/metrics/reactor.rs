@@ -262,4 +262,16 @@ mod tests {
             assert_eq!(words.iter().map(|(_, count)| count).sum::<u64>(), 1);
         }
     }
+
+    #[test]
+    fn the_reference_has_every_word() {
+        let reference = include_str!("../../../docs/metrics.md");
+        let (_, reasons) = reference.split_once("\n## Reasons\n").unwrap();
+        for word in REFUSED.iter().chain(&ENDED) {
+            // In the first column of a table, but for `host`, of which there is more to say.
+            let is_told = reasons.contains(&format!("\n| `{word}` |"))
+                || *word == "host" && reasons.contains("\n`host` is");
+            assert!(is_told, "{word}");
+        }
+    }
 }

@@ -206,7 +206,9 @@ fn of_exports(exports: &[ExportSettings], may: bool) -> Vec<Check> {
 fn of_export(export: &ExportSettings, may: bool) -> Check {
     let name = format!("export {}", export.client_path);
     if may && let Err(error) = open(vec![export.clone()]) {
-        return in_its_words(&name, &error);
+        // Where the name of the check says which directory it is, the error need not.
+        let prefix = format!("exporting {}: ", export.client_path);
+        return in_its_words(&name, error.strip_prefix(&prefix).unwrap_or(&error));
     }
     let seen = in_words(export);
     let seen = seen.strip_prefix(&export.client_path).unwrap_or(&seen);
@@ -267,5 +269,46 @@ fn sockets(machine: &Machine, name: String, at: SocketAddr, seen: &str) -> Check
         }
         Some(Errno::EADDRNOTAVAIL) => Check::warning(name, seen, expected, remedy),
         _ => Check::error(name, seen, expected, remedy),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_exports::error::ExportError;
+
+    use super::{Config, Verdict, of_export};
+
+    #[test]
+    fn what_cannot_be_exported_is_named_once() {
+        let export = |pseudo: &str| {
+            let text = format!(
+                "[nfs]\naddresses = [\"127.0.0.1\"]\n[[export]]\npath = \"/proc\"\npseudo = \"{pseudo}\"\n\
+                 clients = [\"127.0.0.1\"]\n"
+            );
+            let nfs = Config::from_toml(&text).unwrap().nfs.unwrap();
+            // The kernel gives no handles of its files.
+            let check = of_export(&nfs.exports[0], true);
+            assert_eq!(check.verdict, Verdict::Error, "{check:?}");
+            check.seen
+        };
+        let same = export("/proc");
+        assert!(!same.starts_with("exporting /proc"), "{same}");
+        // Here the name of the check is another one.
+        let other = export("/pub");
+        assert_eq!(other, format!("exporting /proc: {same}"));
+    }
+
+    #[test]
+    fn where_a_file_system_is_given_an_id_is_told() {
+        let path = "/srv".into();
+        let told = ExportError::NoFileSystemId { path }.to_string();
+        assert!(
+            told.contains("`file_system = \"UUID\"` in its [[export]]"),
+            "{told}"
+        );
+        assert!(
+            told.contains("`--file-system UUID` of `export add`"),
+            "{told}"
+        );
     }
 }

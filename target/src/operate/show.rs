@@ -7,6 +7,7 @@ use capstan_control::answer::{
     AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
     Host, Listener, LogLevel, Namespace, Refused, Status, Subsystem, Waits,
 };
+use capstan_nvme_proto::text::Shown;
 use comfy_table::{Table, presets};
 
 fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
@@ -103,13 +104,26 @@ fn subsystem(of: &Subsystem) -> String {
         "{}\n  hosts: {hosts}; connected: {}; serial {}, model {}",
         of.nqn, of.connections, of.serial, of.model
     );
-    let namespaces = list(
-        &of.namespaces,
-        "no namespace yet (`capstan-target namespace add`)",
-        namespaces,
-    );
-    let indented: Vec<_> = namespaces.lines().map(|line| format!("  {line}")).collect();
-    format!("{head}\n{}", indented.join("\n"))
+    let namespaces = list(&of.namespaces, NO_NAMESPACE, namespaces);
+    format!("{head}\n{}", indented(&namespaces))
+}
+
+/// Of each subsystem.
+pub(super) fn namespaces_of(all: &[Subsystem]) -> String {
+    list(all, "there is no subsystem", |all| {
+        let each = all.iter().map(|of| {
+            let namespaces = list(&of.namespaces, NO_NAMESPACE, namespaces);
+            format!("{}\n{}", of.nqn, indented(&namespaces))
+        });
+        each.collect::<Vec<_>>().join("\n\n")
+    })
+}
+
+const NO_NAMESPACE: &str = "no namespace yet (`capstan-target namespace add`)";
+
+fn indented(lines: &str) -> String {
+    let lines: Vec<_> = lines.lines().map(|line| format!("  {line}")).collect();
+    lines.join("\n")
 }
 
 fn namespaces(all: &[Namespace]) -> String {
@@ -121,7 +135,7 @@ fn namespaces(all: &[Namespace]) -> String {
             .collect();
         [
             of.nsid.to_string(),
-            backing(of),
+            of.backing.clone(),
             Size(of.size_bytes).to_string(),
             of.lba_bytes.to_string(),
             of.uuid.clone().unwrap_or_default(),
@@ -134,14 +148,6 @@ fn namespaces(all: &[Namespace]) -> String {
         ["NSID", "ON", "SIZE", "LBA", "UUID", "READ", "WRITTEN", ""],
         rows,
     )
-}
-
-/// The size is beside it.
-fn backing(of: &Namespace) -> String {
-    match of.backing.split_once(':') {
-        Some((kind @ ("ram" | "null"), _)) => kind.to_owned(),
-        _ => of.backing.clone(),
-    }
 }
 
 pub(super) fn ana(all: &[AnaGroup]) -> String {
@@ -255,10 +261,15 @@ pub(super) fn disconnected(of: &Disconnected) -> String {
     each.collect::<Vec<_>>().join("\n")
 }
 
-pub(super) fn refused(all: &[Refused]) -> String {
+/// Of all hosts, or of one.
+pub(super) fn refused(all: &[Refused], of_host: Option<&str>) -> String {
+    let of_host = of_host.map(|host| format!(" of {}", Shown(host)));
     list(
         all,
-        "no connect was refused since the target has started, of those that are kept (64)",
+        &format!(
+            "no connect{} was refused since the target has started, of those that are kept (64)",
+            of_host.unwrap_or_default()
+        ),
         |all| {
             let each = all.iter().map(|of| {
                 let host = of

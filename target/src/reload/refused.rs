@@ -47,6 +47,9 @@ impl Refused {
             log: _,
             hosts_max,
             shared_receive_queue,
+            // What subsystems have of them is compared.
+            serial_prefix: _,
+            model: _,
             vendor_id,
             subsystem_vendor_id,
         } = &served.target;

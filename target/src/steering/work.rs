@@ -248,7 +248,7 @@ impl Steering {
         if form == ConfigForm::Complete
             && let Some(file) = shown.files.first_mut()
         {
-            file.text = self.published().config.to_toml(true);
+            file.text = self.complete_config();
             file.read = None;
         }
         shown
