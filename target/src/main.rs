@@ -115,7 +115,7 @@ fn run_command(command: Command) -> anyhow::Result<()> {
         }
         Command::Man { to } => write_manual(&to).with_context(|| {
             format!(
-                "{}: expected a folder that this user can write to; `mkdir -p {}` makes one",
+                "{}: expected a folder that this user can write to; `mkdir --parents {}` makes one",
                 to.display(),
                 word_of(&to)
             )

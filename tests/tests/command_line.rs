@@ -535,7 +535,7 @@ fn each_command_has_a_man_page() {
         told(&man(folder.path()));
         let error = complaint(&man(&folder.path().join("absent")));
         assert!(
-            error.contains("absent: expected a folder") && error.contains("`mkdir -p "),
+            error.contains("absent: expected a folder") && error.contains("`mkdir --parents "),
             "{error}"
         );
         let page = |of: &str| fs::read_to_string(folder.path().join(of)).unwrap();

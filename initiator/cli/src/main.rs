@@ -214,7 +214,7 @@ impl Man {
         });
         written.with_context(|| {
             format!(
-                "{}: expected a folder that this user can write to; `mkdir -p {}` makes one",
+                "{}: expected a folder that this user can write to; `mkdir --parents {}` makes one",
                 self.to.display(),
                 Word::path(self.to.as_os_str().as_bytes())
             )

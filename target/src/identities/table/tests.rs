@@ -264,18 +264,18 @@ fn what_is_served_is_not_renumbered_by_a_reload() {
     let mut table = Table::default();
     let [small, large] = ["ram = 4096", "ram = 8192"];
     let first = numbers(&mut table, &[small, "path = \"/a\"", large], None);
-    assert_eq!(shown(&first), ["1 ram:4096", "2 /a", "3 ram:8192"]);
+    assert_eq!(shown(&first), ["1 ram:4KiB", "2 /a", "3 ram:8KiB"]);
     let second = numbers(&mut table, &[large], Some(&first));
-    assert_eq!(shown(&second), ["3 ram:8192"]);
+    assert_eq!(shown(&second), ["3 ram:8KiB"]);
     // What was there once does not push away what is served.
     let third = numbers(&mut table, &[small, large], Some(&second));
-    assert_eq!(shown(&third), ["1 ram:4096", "3 ram:8192"]);
+    assert_eq!(shown(&third), ["1 ram:4KiB", "3 ram:8KiB"]);
     let both = ["path = \"/a\"", large, "null = 4096"];
     let fourth = numbers(&mut table, &both, Some(&third));
-    assert_eq!(shown(&fourth), ["1 null:4096", "2 /a", "3 ram:8192"]);
+    assert_eq!(shown(&fourth), ["1 null:4096", "2 /a", "3 ram:8KiB"]);
     // In the place of a path that is taken out at the same time.
     let fifth = numbers(&mut table, &["path = \"/b\"", large], Some(&fourth));
-    assert_eq!(shown(&fifth), ["1 /b", "3 ram:8192"]);
+    assert_eq!(shown(&fifth), ["1 /b", "3 ram:8KiB"]);
 }
 
 #[test]
