@@ -272,7 +272,7 @@ fn what_is_served_is_not_renumbered_by_a_reload() {
     assert_eq!(shown(&third), ["1 ram:4KiB", "3 ram:8KiB"]);
     let both = ["path = \"/a\"", large, "null = 4096"];
     let fourth = numbers(&mut table, &both, Some(&third));
-    assert_eq!(shown(&fourth), ["1 null:4096", "2 /a", "3 ram:8KiB"]);
+    assert_eq!(shown(&fourth), ["1 null:4KiB", "2 /a", "3 ram:8KiB"]);
     // In the place of a path that is taken out at the same time.
     let fifth = numbers(&mut table, &["path = \"/b\"", large], Some(&fourth));
     assert_eq!(shown(&fifth), ["1 /b", "3 ram:8KiB"]);
