@@ -282,8 +282,8 @@ impl Written {
         self.edit(|document| push(document.as_table_mut(), "listener", entry))
     }
 
-    /// Takes the `[[listener]]` at this address and port out, with what subsystems say of ANA groups
-    /// by it.
+    /// Takes the `[[listener]]` at this address and port out, with what subsystems say of ANA
+    /// groups by it.
     ///
     /// # Errors
     /// It is not there.

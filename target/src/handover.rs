@@ -25,8 +25,8 @@ pub(crate) struct Handover {
 }
 
 impl Handover {
-    /// What has been left to this process of where it is to listen. What is left elsewhere is closed
-    /// first: a listener at another address may want the port.
+    /// What has been left to this process of where it is to listen. What is left elsewhere is
+    /// closed first: a listener at another address may want the port.
     pub(crate) fn here(config: &Config) -> Self {
         let handover = Self::left();
         let nfs = config

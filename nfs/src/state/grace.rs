@@ -88,8 +88,9 @@ impl Grace {
 }
 
 impl State {
-    /// Clients can reach the server from now on: what they have for reclaiming is counted from here.
-    /// A server that starts slowly, or whose address comes late, would else leave them none.
+    /// Clients can reach the server from now on: the time that they have for reclaiming is counted
+    /// from here. A server that starts slowly, or whose address comes late, would else leave them
+    /// none.
     pub fn begin_grace(&mut self, now_us: u64) {
         self.grace.begin(now_us, self.config.grace_us());
     }

@@ -163,9 +163,9 @@ pub struct State {
 }
 
 impl State {
-    /// The state of a server that starts, with what stable storage had of its earlier life. It is in
-    /// a grace period when there are clients that may reclaim something (RFC 8881, section 8.4.2),
-    /// the time of which runs from [`State::begin_grace`] on.
+    /// The state of a server that starts, with what stable storage had of its earlier life. It is
+    /// in a grace period when there are clients that may reclaim something (RFC 8881, section
+    /// 8.4.2), the time of which runs from [`State::begin_grace`] on.
     #[must_use]
     pub fn new(config: Config, before: Replay) -> Self {
         // 0 would make stateids whose first bytes are those of the special ones.

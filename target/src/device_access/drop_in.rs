@@ -106,7 +106,8 @@ pub(super) fn drop_in(config: &Config, file: &Path) -> DropIn {
 }
 
 /// The value of `DeviceAllow=`, which is taken apart at blanks, and in which `%` begins a specifier
-/// (systemd.syntax(7), systemd.unit(5)). Paths that are not below /dev are no paths of devices there.
+/// (systemd.syntax(7), systemd.unit(5)). Paths that are not below /dev are no paths of devices
+/// there.
 fn allowed(device: &Device) -> String {
     let path = match device.number {
         Some(number) if !device.path.starts_with("/dev") => {
