@@ -66,6 +66,24 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// As it is in `data`.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::NotJson => "not-json",
+            Self::NoRequest => "no-request",
+            Self::UnknownMethod => "unknown-method",
+            Self::WrongParameters => "wrong-parameters",
+            Self::NotFound => "not-found",
+            Self::Exists => "exists",
+            Self::Invalid => "invalid",
+            Self::Refused => "refused",
+            Self::Unsaved => "unsaved",
+            Self::Busy => "busy",
+            Self::Failed => "failed",
+        }
+    }
+
     /// The number of JSON-RPC 2.0 (section 5.1), or one of ours beside them.
     const fn code(self) -> i32 {
         match self {
@@ -183,6 +201,26 @@ pub(crate) fn nearest<'n>(word: &str, names: impl IntoIterator<Item = &'n str>) 
 #[cfg(test)]
 mod tests {
     use super::{Failure, Kind};
+
+    #[test]
+    fn the_word_of_a_kind_is_what_is_sent() {
+        let kinds = [
+            Kind::NotJson,
+            Kind::NoRequest,
+            Kind::UnknownMethod,
+            Kind::WrongParameters,
+            Kind::NotFound,
+            Kind::Exists,
+            Kind::Invalid,
+            Kind::Refused,
+            Kind::Unsaved,
+            Kind::Busy,
+            Kind::Failed,
+        ];
+        for kind in kinds {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.word());
+        }
+    }
 
     #[test]
     fn what_is_not_there_names_the_nearest_or_what_there_is() {

@@ -3,6 +3,7 @@
 //! A line is put into a queue, and a thread of its own writes it. When the queue is full, because
 //! that thread cannot write, lines are left out and counted.
 
+pub mod fields;
 pub mod limit;
 
 use std::collections::VecDeque;

@@ -365,6 +365,23 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The association that it is about.
+    #[must_use]
+    pub const fn association(&self) -> &Arc<Association> {
+        match self {
+            Self::Connected { association, .. }
+            | Self::Enabled { association }
+            | Self::QueueConnected { association, .. }
+            | Self::FenceClosed { association, .. }
+            | Self::FenceOpened { association, .. }
+            | Self::Reset { association }
+            | Self::ShutDown { association }
+            | Self::Disconnected { association, .. } => association,
+        }
+    }
+}
+
 /// Queues that a log line names.
 const QUEUES_TOLD: usize = 8;
 

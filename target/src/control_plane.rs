@@ -471,6 +471,8 @@ fn say_form(hostnqn: &Nqn) {
     {
         tracing::warn!(
             target: PEER_CAUSED,
+            %hostnqn,
+            reason = "name-not-of-the-form",
             "a host calls itself `{hostnqn}`: {form}; it is taken as it is, and nothing keeps another host from having the \
              same name"
         );
@@ -480,29 +482,40 @@ fn say_form(hostnqn: &Nqn) {
 /// Writes a line. Those that hosts can cause again and again are limited, each kind by itself: a
 /// kind is a place here.
 fn log(event: &Event) {
+    let association = event.association();
+    let hostnqn = association.hostnqn.to_string();
+    let (subnqn, cntlid) = (association.subnqn.as_str(), association.cntlid);
+    // A level is part of the place of a line in the program.
     macro_rules! of_its_kind {
-        () => {
-            tracing::info!(target: PEER_CAUSED, "{event}")
+        ($level:ident) => {
+            tracing::$level!(target: PEER_CAUSED, hostnqn, subnqn, cntlid, "{event}")
+        };
+        ($level:ident, $why:expr) => {
+            tracing::$level!(
+                target: PEER_CAUSED,
+                hostnqn, subnqn, cntlid, reason = $why.word(),
+                "{event}"
+            )
         };
     }
     match event {
-        Event::Connected { association, .. } => {
-            of_its_kind!();
+        Event::Connected { .. } => {
+            of_its_kind!(info);
             say_form(&association.hostnqn);
         }
-        Event::Enabled { .. } => of_its_kind!(),
-        Event::QueueConnected { .. } => of_its_kind!(),
-        Event::FenceClosed { .. } => of_its_kind!(),
-        Event::FenceOpened { .. } => of_its_kind!(),
-        Event::Reset { .. } => of_its_kind!(),
-        Event::ShutDown { .. } => of_its_kind!(),
-        Event::Disconnected { why: None, .. } => of_its_kind!(),
+        Event::Enabled { .. } => of_its_kind!(info),
+        Event::QueueConnected { .. } => of_its_kind!(info),
+        Event::FenceClosed { .. } => of_its_kind!(info),
+        Event::FenceOpened { .. } => of_its_kind!(info),
+        Event::Reset { .. } => of_its_kind!(info),
+        Event::ShutDown { .. } => of_its_kind!(info),
+        Event::Disconnected { why: None, .. } => of_its_kind!(info),
         // The host may have meant to keep it: another program of it has connected.
         Event::Disconnected {
-            why: Some(DisconnectReason::Replaced { .. }),
+            why: Some(why @ DisconnectReason::Replaced { .. }),
             ..
-        } => tracing::warn!(target: PEER_CAUSED, "{event}"),
-        Event::Disconnected { why: Some(_), .. } => of_its_kind!(),
+        } => of_its_kind!(warn, why),
+        Event::Disconnected { why: Some(why), .. } => of_its_kind!(info, why),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::io::{self, IsTerminal};
 
 use capstan_rdma::PEER_CAUSED;
+use capstan_reactor::log::fields::SaidOnce;
 use capstan_reactor::log::limit::Limit;
 use capstan_reactor::log::{Behind, LastLines};
 use std::sync::OnceLock;
@@ -50,12 +51,14 @@ fn writer() -> Dispatch {
     // through its native protocol.
     let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
     match journal {
-        Some(journal) => registry.with(journal).into(),
+        // `HOSTNQN=` and not `F_HOSTNQN=`: what an operator searches by.
+        Some(journal) => registry.with(journal.with_field_prefix(None)).into(),
         None => {
             let stderr = tracing_subscriber::fmt::layer()
                 .with_writer(io::stderr)
                 .with_ansi(io::stderr().is_terminal())
                 .with_target(false)
+                .fmt_fields(SaidOnce)
                 // Told on stderr, where that cannot be written: it would panic.
                 .log_internal_errors(false);
             registry.with(stderr).into()

@@ -154,12 +154,20 @@ impl Reservations {
                 let Named { subnqn, nsid, .. } = named;
                 let registrants = kept.registrants.len();
                 tracing::info!(
+                    %subnqn,
+                    nsid,
                     "namespace {nsid} of {subnqn}: its reservations have persisted, with hosts registered: {registrants}"
                 );
                 Persistence::Found(kept)
             }
             Err(error) => {
-                tracing::error!("{}", named.lost(&folder.join(file_name(uuid)), &error));
+                tracing::error!(
+                    subnqn = %named.subnqn,
+                    nsid = named.nsid,
+                    reason = "reservations-damaged",
+                    "{}",
+                    named.lost(&folder.join(file_name(uuid)), &error)
+                );
                 Persistence::Unknown
             }
         }
@@ -250,6 +258,7 @@ impl Reservations {
     fn tell_once(&self, file: &Path, error: &io::Error) {
         if !self.0.said.swap(true, Ordering::Relaxed) {
             tracing::error!(
+                reason = "reservations-not-kept",
                 "reservations cannot be kept in {}: {error}. Commands that would change those which persist through power \
                  loss fail (Internal Error) and change nothing until they can: make room there, or let this process write \
                  there",

@@ -484,12 +484,17 @@ fn log_refusal(peer: SocketAddr, is_told: bool, refusal: &Refusal) {
         Refusal::Socket(error) => Some(error),
         _ => None,
     };
+    let reason = refusal.word();
     if let Some(error) = lost {
-        tracing::warn!(target: PEER_CAUSED, %peer, %error, "connection lost before accept");
+        tracing::warn!(target: PEER_CAUSED, %peer, %error, reason, "connection lost before accept");
     } else if is_told {
         let status = refusal.status();
-        tracing::warn!(target: PEER_CAUSED, %peer, %status, "refused a connection: {refusal}");
+        tracing::warn!(
+            target: PEER_CAUSED,
+            %peer, %status, reason,
+            "refused a connection: {refusal}"
+        );
     } else {
-        tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
+        tracing::warn!(target: PEER_CAUSED, %peer, reason, "refused a connection: {refusal}");
     }
 }

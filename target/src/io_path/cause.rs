@@ -45,6 +45,7 @@ impl Cause {
     /// software, or an attack. A host that goes, or that is gone, does not.
     pub(super) fn log(&self, connection: &Connection) {
         let (peer, qid) = (connection.identity.peer, connection.identity.sizes.qid);
+        let reason = self.word;
         // A level is part of the place of a line in the program.
         macro_rules! disconnected {
             ($level:ident) => {
@@ -54,12 +55,16 @@ impl Cause {
                         let (subnqn, cntlid) = (association.subnqn.as_str(), association.cntlid);
                         tracing::$level!(
                             target: PEER_CAUSED,
-                            %peer, hostnqn, subnqn, cntlid, qid,
+                            %peer, hostnqn, subnqn, cntlid, qid, reason,
                             "disconnected: {self}"
                         );
                     }
                     None => {
-                        tracing::$level!(target: PEER_CAUSED, %peer, qid, "disconnected: {self}");
+                        tracing::$level!(
+                            target: PEER_CAUSED,
+                            %peer, qid, reason,
+                            "disconnected: {self}"
+                        );
                     }
                 }
             };

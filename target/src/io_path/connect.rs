@@ -4,6 +4,7 @@
 
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::fabrics::ConnectData;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_rdma::PEER_CAUSED;
@@ -59,7 +60,7 @@ impl IoPath {
         let outcome = resources
             .control
             .with(|target| target.handle_connect(&request, &mut settle, now_us));
-        let cqe = became(resources, connection, &sqe, outcome);
+        let cqe = became(resources, connection, (&sqe, &data), outcome);
         if let Some((receive, data)) = holds.take_receive() {
             connection.transport.give_back_connect_data(receive, data);
         }
@@ -110,7 +111,7 @@ fn over(carrier: &str, transport: &Queue) -> &'static str {
 fn became(
     resources: &mut Resources,
     connection: &mut Connection,
-    sqe: &Sqe,
+    (sqe, data): (&Sqe, &[u8]),
     outcome: ConnectOutcome,
 ) -> Cqe {
     match outcome {
@@ -138,7 +139,15 @@ fn became(
                 true => peer.ip().to_string(),
                 false => peer.to_string(),
             };
-            tracing::warn!(target: PEER_CAUSED, %peer, "refused a Connect: {why}");
+            let named = ConnectData::from_data(data).and_then(ConnectData::parse).ok();
+            tracing::warn!(
+                target: PEER_CAUSED,
+                %peer,
+                hostnqn = named.as_ref().map(|named| named.hostnqn.to_string()),
+                subnqn = named.as_ref().map(|named| named.subnqn.to_string()),
+                reason = why.word(),
+                "refused a Connect: {why}"
+            );
             connection.phase = Phase::refused(resources.now_us);
             cqe
         }

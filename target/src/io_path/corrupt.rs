@@ -18,13 +18,18 @@ pub(super) fn tell(connection: &Connection, cid: u16) {
     const WORDS: &str = "the CRC32C of the data did not match: it was corrupted on the way; the command fails with \
                          Transient Transport Error, after which its host sends it again or fails it";
     let (peer, qid) = (connection.identity.peer, connection.identity.sizes.qid);
+    let reason = "corrupted";
     match &connection.association {
         Some(association) => {
             let (hostnqn, subnqn) = (association.hostnqn.to_string(), association.subnqn.as_str());
             let cntlid = association.cntlid;
-            tracing::warn!(target: PEER_CAUSED, %peer, hostnqn, subnqn, cntlid, qid, cid, "{WORDS}");
+            tracing::warn!(
+                target: PEER_CAUSED,
+                %peer, hostnqn, subnqn, cntlid, qid, cid, reason,
+                "{WORDS}"
+            );
         }
-        None => tracing::warn!(target: PEER_CAUSED, %peer, qid, cid, "{WORDS}"),
+        None => tracing::warn!(target: PEER_CAUSED, %peer, qid, cid, reason, "{WORDS}"),
     }
 }
 

@@ -109,7 +109,8 @@ impl IoPath {
         tracing::warn!(
             target: PEER_CAUSED,
             peer = %connection.identity.peer,
-            host = host.map(|host| host.hostnqn.to_string()),
+            hostnqn = host.map(|host| host.hostnqn.to_string()),
+            subnqn = host.map(|host| host.subnqn.to_string()),
             cntlid = host.map_or(0, |host| host.cntlid),
             qid = connection.identity.sizes.qid,
             commands,
@@ -117,6 +118,7 @@ impl IoPath {
             storage = connection.disk_outstanding,
             ?namespaces,
             arriving,
+            reason = "earlier-commands-not-over",
             "a new association of this host waits for what this connection has not finished: look at the storage of these namespaces \
              where commands are on it, and at the host or its network where their data is pulled or the rest of a capsule is missing \
              (arriving)"

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::text::Word;
 use capstan_storage::{IoError, IoErrorKind};
 use capstan_subsystem::BackendId;
@@ -28,10 +29,21 @@ impl Media {
                 .limit
                 .as_deref()
                 .map_or_else(String::new, |limit| format!(": {limit}"));
+            let named = self.named(backend);
             tracing::error!(
+                subnqn = named.as_ref().map(|(subnqn, _)| subnqn.to_string()),
+                nsid = named.as_ref().map(|(_, nsid)| *nsid),
+                reason = "medium-failed",
                 "{error}{limit}; while it goes on this is said again every {seconds} s, with a count"
             );
         }
+    }
+
+    /// The namespace on a backend.
+    fn named(&self, backend: BackendId) -> Option<(Nqn, u32)> {
+        let volumes = self.volumes();
+        let watched = volumes.get(&backend)?;
+        Some((watched.subnqn.clone(), watched.nsid))
     }
 
     pub(super) fn say_failures_again(&self, now: Instant, control: &ControlPlane) {
@@ -46,7 +58,7 @@ impl Media {
             };
             let seconds = MEDIA_SAID_AGAIN.as_secs();
             if count > 0 {
-                tracing::error!("{count} more in {seconds} s were like this: {last}");
+                tracing::error!(reason = "medium-failed", "{count} more in {seconds} s were like this: {last}");
             } else {
                 tracing::info!(
                     "for {seconds} s nothing has failed any more like this: {}",

@@ -46,7 +46,12 @@ impl Asked {
         if is_due {
             self.has_told = true;
             let Said { what, next, .. } = self.silent();
-            tracing::error!("{what}: {next}");
+            tracing::error!(
+                subnqn = %self.subnqn,
+                nsid = self.nsid,
+                reason = "medium-silent",
+                "{what}: {next}"
+            );
         }
         is_due
     }

@@ -66,7 +66,11 @@ impl Watched {
         let goes_on = format!("{volume} is {place}: hosts go on with what was opened there");
         let (what, next) = match place {
             Place::AtPath => {
-                tracing::info!("{volume} is at its path again");
+                tracing::info!(
+                    subnqn = %self.subnqn,
+                    nsid = self.nsid,
+                    "{volume} is at its path again"
+                );
                 return None;
             }
             Place::Elsewhere(kept) => {
@@ -99,7 +103,12 @@ impl Watched {
                 format!("see the kernel log of this machine, and bring it back; then {after}"),
             ),
         };
-        tracing::error!("{what}: {next}");
+        tracing::error!(
+            subnqn = %self.subnqn,
+            nsid = self.nsid,
+            reason = "medium-moved",
+            "{what}: {next}"
+        );
         let path = volume.to_string();
         Some(Said { path, what, next })
     }
@@ -108,6 +117,7 @@ impl Watched {
     /// `least_bytes`: the least that it was meanwhile.
     pub(super) fn say_size(&self, before_bytes: u64, least_bytes: u64) -> Option<Said> {
         let (volume, bytes) = (self.store.name(), self.bytes);
+        let (subnqn, nsid) = (&self.subnqn, self.nsid);
         let shown = "hosts are told of its new size";
         if least_bytes >= before_bytes {
             let grown = format!(
@@ -116,8 +126,10 @@ impl Watched {
             );
             let lba_bytes = self.store.geometry().lba_bytes;
             match bytes % u64::from(lba_bytes) {
-                0 => tracing::info!("{grown}; {shown}"),
+                0 => tracing::info!(%subnqn, nsid, "{grown}; {shown}"),
                 rest_bytes => tracing::warn!(
+                    %subnqn,
+                    nsid,
                     "{grown}, which leaves {} at its end, no whole LBA of {lba_bytes} bytes, out of reach of hosts; {shown}",
                     Count(rest_bytes, "byte")
                 ),
@@ -146,6 +158,9 @@ impl Watched {
             ),
         };
         tracing::error!(
+            %subnqn,
+            nsid,
+            reason = "medium-cut",
             "{what}: what they had stored behind that is lost, and commands there fail; {shown}; {next}"
         );
         let path = volume.to_string();

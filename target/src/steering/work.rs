@@ -168,10 +168,21 @@ impl Steering {
                 outcome
             }
         };
+        let Names {
+            hostnqn,
+            subnqn,
+            nsid,
+        } = Names::of(request);
         match &outcome {
-            Outcome::Answer(_) | Outcome::Stop(_) => tracing::info!("{caller}: {what}: done"),
+            Outcome::Answer(_) | Outcome::Stop(_) => {
+                tracing::info!(hostnqn, subnqn, nsid, "{caller}: {what}: done");
+            }
             Outcome::Failed(failure) => {
                 tracing::warn!(
+                    hostnqn,
+                    subnqn,
+                    nsid,
+                    reason = failure.kind.word(),
                     "{caller}: {what}: refused: {}",
                     failure.message.replace('\n', "; ")
                 );
@@ -252,6 +263,27 @@ impl Steering {
             file.read = None;
         }
         shown
+    }
+}
+
+/// What a request is about, for the journal.
+struct Names {
+    hostnqn: Option<String>,
+    subnqn: Option<String>,
+    nsid: Option<u64>,
+}
+
+impl Names {
+    fn of(request: &Request) -> Self {
+        let whole = serde_json::to_value(request).unwrap_or_default();
+        let of = |name: &str| whole.get("params").and_then(|params| params.get(name));
+        let text = |name: &str| of(name).and_then(Value::as_str).map(str::to_owned);
+        Self {
+            hostnqn: text("host"),
+            // Requests about a subsystem itself call it `nqn`.
+            subnqn: text("subsystem").or_else(|| text("nqn")),
+            nsid: of("nsid").and_then(Value::as_u64),
+        }
     }
 }
 
