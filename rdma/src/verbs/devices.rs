@@ -10,7 +10,8 @@ use super::sys;
 /// Names of the RDMA devices, as `rdma link` shows them.
 ///
 /// # Errors
-/// The kernel has no RDMA support (`ENOSYS`), or the list cannot be read.
+/// The kernel has no RDMA support (`ENOSYS`), the libraries are not installed, or the list cannot
+/// be read.
 pub fn device_names() -> io::Result<Vec<String>> {
     let list = DeviceList::open()?;
     Ok(list.devices().filter_map(name).collect())
@@ -24,6 +25,7 @@ pub(super) struct DeviceList {
 
 impl DeviceList {
     pub(super) fn open() -> io::Result<Self> {
+        sys::open()?;
         let mut len = 0;
         // SAFETY: the out parameter is a live integer.
         let first = unsafe { sys::ibv_get_device_list(&raw mut len) };

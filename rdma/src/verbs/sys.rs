@@ -1,24 +1,29 @@
-//! Everything taken from `rdma-sys`, named in this one file so that the binding can be replaced.
+//! Everything taken from `rdma-sys`, named in this one file (and [`opened`]) so that the binding
+//! can be replaced: types, and functions that call a device by its context.
 
-pub(super) use rdma_sys::{
-    bind_mw_t, bind_mw_tso_union_t, ibv_ack_async_event, ibv_ack_cq_events, ibv_alloc_mw,
-    ibv_alloc_pd, ibv_async_event, ibv_async_event_element_t, ibv_close_device, ibv_comp_channel,
-    ibv_context, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_srq, ibv_dealloc_mw,
-    ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp,
-    ibv_destroy_srq, ibv_device, ibv_device_attr, ibv_device_cap_flags, ibv_event_type,
+mod opened;
+
+pub(super) use opened::{
+    ibv_ack_async_event, ibv_ack_cq_events, ibv_alloc_pd, ibv_close_device,
+    ibv_create_comp_channel, ibv_create_cq, ibv_create_srq, ibv_dealloc_pd, ibv_dereg_mr,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq,
     ibv_free_device_list, ibv_get_async_event, ibv_get_cq_event, ibv_get_device_list,
-    ibv_get_device_name, ibv_modify_qp, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_mw_type,
-    ibv_open_device, ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_recv,
-    ibv_post_send, ibv_post_srq_recv, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_port, ibv_query_qp,
-    ibv_recv_wr, ibv_reg_mr_iova2, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge,
-    ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_transport_type, ibv_wc, ibv_wc_flags,
-    ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode, rdma_accept, rdma_ack_cm_event, rdma_bind_addr,
-    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect,
-    rdma_create_event_channel, rdma_create_id, rdma_create_qp, rdma_destroy_event_channel,
-    rdma_destroy_id, rdma_disconnect, rdma_event_channel, rdma_get_cm_event, rdma_listen,
-    rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
-    rdma_resolve_route, rdma_t,
+    ibv_get_device_name, ibv_modify_qp, ibv_open_device, ibv_query_device, ibv_query_port,
+    ibv_query_qp, ibv_reg_mr_iova2, open, rdma_accept, rdma_ack_cm_event, rdma_bind_addr,
+    rdma_connect, rdma_create_event_channel, rdma_create_id, rdma_create_qp,
+    rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_get_cm_event, rdma_listen,
+    rdma_migrate_id, rdma_notify, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+};
+pub(super) use rdma_sys::{
+    bind_mw_t, bind_mw_tso_union_t, ibv_alloc_mw, ibv_async_event, ibv_async_event_element_t,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_dealloc_mw, ibv_device, ibv_device_attr,
+    ibv_device_cap_flags, ibv_event_type, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_mw_type, ibv_pd,
+    ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_recv, ibv_post_send, ibv_post_srq_recv,
+    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_attr,
+    ibv_srq_init_attr, ibv_transport_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
+    ibv_wr_opcode, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel, rdma_port_space, rdma_t,
 };
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub(in crate::verbs) struct Channel(NonNull<sys::rdma_event_channel>);
 
 impl Channel {
     pub(in crate::verbs) fn new() -> io::Result<Rc<Self>> {
+        sys::open()?;
         // SAFETY: no arguments.
         let channel = errno::pointer(unsafe { sys::rdma_create_event_channel() })?;
         let channel = Self(channel);
