@@ -184,9 +184,39 @@ pub struct Namespace {
     pub ana_group: u32,
     /// What hosts have read and written since it was added.
     pub io: Io,
+    /// Reservations of hosts, where there are such.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reservations: Option<Reservations>,
     /// What it waits for, where it is not served yet: its size is 0 then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<Waits>,
+}
+
+/// Reservations of hosts on a namespace. Their keys are theirs, and not told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reservations {
+    /// Type of the reservation, in words as `nvme resv-report` has them; none where hosts are
+    /// registered only.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub rtype: Option<String>,
+    /// Hosts that are registered.
+    pub registrants: Vec<Registrant>,
+    /// Whether they persist through power loss.
+    pub persists: bool,
+    /// Whether what was kept of them is lost: no host reads or writes then, until one clears it.
+    pub unknown: bool,
+}
+
+/// A registered host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Registrant {
+    /// Host Identifier.
+    pub host_id: String,
+    /// Its NQN, while it is connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Whether it holds the reservation.
+    pub holds: bool,
 }
 
 /// An ANA group of a subsystem.
@@ -290,8 +320,13 @@ pub struct Export {
 pub struct Changed {
     /// What was done, in words.
     pub changes: String,
+    /// What an operator should look at, in words, that there was not before the change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Changes made at run time that are in no file yet.
     pub unsaved: usize,
+    /// Whether there is a file that they can be saved in.
+    pub savable: bool,
     /// Of `namespace.add`: the number that hosts know it by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,

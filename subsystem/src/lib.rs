@@ -78,7 +78,7 @@ pub use config::{
 pub use control::{
     AdminOutcome, AdminRequest, AdminStep, AllocationQuery, AssociationReport, CmRefusal,
     ConnectOutcome, ConnectRequest, ControlOutcome, Excess, HostCounts, HostPlace, QueueReport,
-    QueueSizes, Settle, Share, Stock, Target,
+    QueueSizes, RegistrantReport, ReservationsReport, Settle, Share, Stock, Target,
 };
 pub use controller::{ControllerEvent, ControllerState};
 pub use counters::{HostCounters, NamespaceCounters, QueueCounters};

@@ -159,6 +159,11 @@ impl Reservation {
         self.held.map_or(ReservationType::NONE, |held| held.rtype)
     }
 
+    /// Whether what was kept is not known any more.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.is_unknown
+    }
+
     /// Registered hosts with their keys.
     pub(crate) fn registrants(&self) -> impl ExactSizeIterator<Item = (&Host, u64)> {
         self.registrants.iter().map(|(host, key)| (host, *key))

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Config, Namespace, Nqn, first_of};
+use capstan_config::{Config, Namespace, Nqn, Warning, first_of};
 use capstan_subsystem::{BackendId, NamespaceConfig, PortId};
 
 use crate::absent::{Awaited, Wait, keep_out};
@@ -82,6 +82,8 @@ pub(crate) struct Reloaded {
     pub(crate) summary: String,
     /// What has happened to namespaces, a line each.
     pub(crate) namespaces: Vec<String>,
+    /// What was warned of that was not before.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// A namespace that is about to be shown: its volume, and what hosts see of it.
@@ -208,6 +210,7 @@ impl Served {
         Ok(Reloaded {
             summary: format!("{}, and then {}", first.summary, then.summary),
             namespaces: [first.namespaces, then.namespaces].concat(),
+            warnings: [first.warnings, then.warnings].concat(),
         })
     }
 
@@ -234,9 +237,14 @@ impl Served {
         let is_opened = |nqn: &Nqn, n: &Namespace| is_added(nqn, n) || is_reopened(nqn, n);
         let warnings = wanted.check_machine_opening(is_opened)?;
         // What is wrong with a configuration was said when it was read.
-        for warning in first_of(&warnings).iter().filter(|_| step == Step::Whole) {
+        let warnings = match step {
+            Step::Whole => first_of(&warnings),
+            Step::TakeOut | Step::TakeIn => &[],
+        };
+        for warning in warnings {
             tracing::warn!("{warning}");
         }
+        let warnings = self.new_of(warnings);
         room::check_added(&wanted, is_added, reactors)?;
         // Directories that are the same may have another file system mounted by now.
         let directories = match (&self.nfs, &wanted.nfs) {
@@ -378,7 +386,20 @@ impl Served {
         Ok(Reloaded {
             summary: words.join(", "),
             namespaces,
+            warnings,
         })
+    }
+
+    /// Those of the warnings of a configuration that there are not of what is served.
+    fn new_of(&self, warnings: &[Warning]) -> Vec<String> {
+        if warnings.is_empty() {
+            return Vec::new();
+        }
+        let before = self.config.check_machine_opening(|_, _| false);
+        // What is served is in order; where it is not any more, everything is news.
+        let before = before.unwrap_or_default();
+        let is_new = |warning: &&Warning| before.iter().all(|of| of.message != warning.message);
+        warnings.iter().filter(is_new).map(ToString::to_string).collect()
     }
 
     /// What is written with an NSID for each namespace, and what that changes, with what another

@@ -7,7 +7,7 @@
 //! - [`socket`]: its place and its permissions;
 //! - `conversation`: requests and answers on it, on the control thread;
 //! - `work`: the threads that carry requests out, and never a reactor;
-//! - `change`, `ana`, `texts`: changes, and the texts that they are made in;
+//! - `change`, `ana`, `texts`, `words`: changes, the texts that they are made in, and their commands;
 //! - `absent`: the thread that looks for what is not there yet;
 //! - `at_once`, `drain`: what is done and is in no text;
 //! - `report`: what is told.
@@ -22,6 +22,7 @@ mod drain;
 mod report;
 pub(crate) mod socket;
 mod texts;
+mod words;
 mod work;
 
 use std::path::Path;
@@ -37,7 +38,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::absent::Wait;
 use crate::control_plane::ControlPlane;
-use crate::reload::{Served, clear_lost};
+use crate::reload::{Reloaded, Served, clear_lost};
 use crate::serve::with_counts;
 use texts::Texts;
 
@@ -100,6 +101,13 @@ pub(crate) struct Parts {
     pub(crate) is_without_nfs: bool,
     pub(crate) nfs_addresses: Vec<String>,
     pub(crate) news: UnboundedSender<News>,
+}
+
+/// What a reload has done.
+#[derive(Debug, Default)]
+struct Done {
+    changes: String,
+    warnings: Vec<String>,
 }
 
 /// Why there was no reload.
@@ -205,15 +213,16 @@ impl Steering {
     }
 
     /// Tells the log how a reload went, and keeps it for `status`.
-    fn reloaded(&self, reloaded: Result<String, NoReload>) -> Result<Changed, Failure> {
+    fn reloaded(&self, reloaded: Result<Done, NoReload>) -> Result<Changed, Failure> {
         let (kind, words) = match reloaded {
-            Ok(changes) => {
+            Ok(Done { changes, warnings }) => {
                 tracing::info!("configuration reloaded: {changes}");
-                self.texts().reload_went(None);
+                let mut texts = self.texts();
+                texts.reload_went(None);
                 return Ok(Changed {
                     changes,
-                    unsaved: 0,
-                    nsid: None,
+                    warnings,
+                    ..texts.answer()
                 });
             }
             Err(NoReload::Unsaved(unsaved)) => (Kind::Unsaved, lost_by("reload", &unsaved)),
@@ -224,7 +233,7 @@ impl Steering {
         Err(Failure::new(kind, words))
     }
 
-    fn reload_locked(&self, served: &mut Served, discard: bool) -> Result<String, NoReload> {
+    fn reload_locked(&self, served: &mut Served, discard: bool) -> Result<Done, NoReload> {
         let cleared = clear_lost(&self.control, self.reactors).map_err(NoReload::Failed)?;
         let cleared = (cleared > 0).then(|| format!("lost writes cleared of volumes: {cleared}"));
         let file = self.texts().file().map(Path::to_owned);
@@ -233,8 +242,13 @@ impl Steering {
             (None, None) => return Err(NoReload::Failed(no_file())),
             (Some(file), _) => Some(self.read_again(served, &file, discard)?),
         };
+        let Done { changes, warnings } = changes.unwrap_or_default();
+        let changes = (!changes.is_empty()).then_some(changes);
         let words: Vec<_> = cleared.into_iter().chain(changes).collect();
-        Ok(words.join(", "))
+        Ok(Done {
+            changes: words.join(", "),
+            warnings,
+        })
     }
 
     fn read_again(
@@ -242,7 +256,7 @@ impl Steering {
         served: &mut Served,
         file: &Path,
         discard: bool,
-    ) -> Result<String, NoReload> {
+    ) -> Result<Done, NoReload> {
         let failed = |error: capstan_config::ConfigError| NoReload::Failed(error.into());
         let written = Written::read(file).map_err(failed)?;
         let config = written.config().map_err(failed)?;
@@ -251,12 +265,23 @@ impl Steering {
             return Err(NoReload::Unsaved(unsaved));
         }
         let reloaded = served.reload(config, &self.control, self.reactors);
-        let reloaded = reloaded.map_err(NoReload::Failed)?.summary;
-        for change in unsaved {
-            tracing::warn!("a change that was made at run time is undone by this reload: {change}");
+        let Reloaded {
+            summary,
+            mut warnings,
+            ..
+        } = reloaded.map_err(NoReload::Failed)?;
+        let undone = |change| {
+            format!("a change that was made at run time is undone by this reload: {change}")
+        };
+        for words in unsaved.into_iter().map(undone) {
+            tracing::warn!("{words}");
+            warnings.push(words);
         }
         *self.texts() = Texts::of(written);
-        Ok(reloaded)
+        Ok(Done {
+            changes: summary,
+            warnings,
+        })
     }
 
     /// Warns of what the end of the process undoes.

@@ -51,7 +51,7 @@ pub(crate) use cross_reset::CrossResets;
 pub use hosts::{HostCounts, HostPlace};
 pub use lba_status::AllocationQuery;
 pub use queue_sizes::{CmRefusal, QueueSizes};
-pub use report::{AssociationReport, QueueReport};
+pub use report::{AssociationReport, QueueReport, RegistrantReport, ReservationsReport};
 pub use reserve::ControlOutcome;
 pub use shares::{Excess, Share, Stock};
 

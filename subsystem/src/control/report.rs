@@ -5,7 +5,8 @@ use core::net::SocketAddr;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::reservation::ReservationType;
 
 use super::Target;
 use crate::ConnId;
@@ -44,6 +45,28 @@ pub struct QueueReport<'t> {
     pub entries: u16,
     /// Commands that are not completed, about now.
     pub outstanding: u64,
+}
+
+/// The reservations of a namespace, without the keys, which are the hosts'.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReservationsReport {
+    /// Type of the reservation; 0 where hosts are registered and none holds one.
+    pub rtype: ReservationType,
+    /// Hosts that are registered, by Host Identifier.
+    pub registrants: Vec<RegistrantReport>,
+    /// They persist through power loss: PTPLS.
+    pub persists: bool,
+    /// What was kept is not known any more: no host may use the namespace until one clears it.
+    pub is_unknown: bool,
+}
+
+/// A registered host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegistrantReport {
+    /// Host Identifier.
+    pub host: HostId,
+    /// It is a holder of the reservation.
+    pub holds: bool,
 }
 
 impl Target {
@@ -98,6 +121,24 @@ impl Target {
     pub fn namespaces(&self, subnqn: &Nqn) -> impl Iterator<Item = &NamespaceConfig> {
         let subsystem = self.subsystems.get(subnqn);
         subsystem.into_iter().flat_map(|of| of.namespaces.values())
+    }
+
+    /// The reservations of a namespace, as its operator sees them; `None` where no host has any.
+    #[must_use]
+    pub fn reservations(&self, subnqn: &Nqn, nsid: u32) -> Option<ReservationsReport> {
+        let of = self.subsystems.get(subnqn)?.reservations.get(&nsid)?;
+        let registrants = of.registrants().map(|(host, _)| RegistrantReport {
+            host: HostId(*host),
+            holds: of.is_holder(host),
+        });
+        let registrants: Vec<_> = registrants.collect();
+        let is_unknown = of.is_unknown();
+        (is_unknown || !registrants.is_empty()).then(|| ReservationsReport {
+            rtype: of.rtype(),
+            registrants,
+            persists: of.persists(),
+            is_unknown,
+        })
     }
 
     /// Ends the associations that are `chosen`, those of discovery left out. Their hosts may

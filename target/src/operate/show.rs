@@ -5,7 +5,7 @@ use std::time::Duration;
 use capstan_config::Size;
 use capstan_control::answer::{
     AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
-    Host, Listener, LogLevel, Namespace, Refused, Status, Subsystem, Waits,
+    Host, Listener, LogLevel, Namespace, Refused, Reservations, Status, Subsystem, Waits,
 };
 use capstan_nvme_proto::text::Shown;
 use comfy_table::{Table, presets};
@@ -57,8 +57,9 @@ pub(super) fn status(status: &Status) -> String {
     };
     parts.push(match status.config.unsaved.len() {
         0 => format!("configuration: {files}"),
-        unsaved => format!(
-            "configuration: {files}; changes that are in no file: {unsaved} (`capstan-target config diff` shows them, `capstan-target config save` keeps them)"
+        changes => format!(
+            "configuration: {files}; {} (`capstan-target config diff` shows them)",
+            unsaved(changes, !status.config.files.is_empty())
         ),
     });
     if let Some(drained_s) = status.drained_s {
@@ -131,6 +132,7 @@ fn namespaces(all: &[Namespace]) -> String {
         let read_only = of.read_only.then(|| "read-only".to_owned());
         let state: Vec<_> = read_only
             .into_iter()
+            .chain(of.reservations.as_ref().map(reservations))
             .chain(waits(of.waits.as_ref()))
             .collect();
         [
@@ -148,6 +150,20 @@ fn namespaces(all: &[Namespace]) -> String {
         ["NSID", "ON", "SIZE", "LBA", "UUID", "READ", "WRITTEN", ""],
         rows,
     )
+}
+
+/// Reservations in a few words; `-o json` has all of them.
+fn reservations(of: &Reservations) -> String {
+    if of.unknown {
+        return "reservations unknown: no host reads or writes".to_owned();
+    }
+    let holder = of.registrants.iter().find(|one| one.holds);
+    let by = holder.map(|one| one.host.as_deref().unwrap_or(&one.host_id));
+    let persists = if of.persists { ", persists" } else { "" };
+    match (&of.rtype, by) {
+        (Some(rtype), Some(by)) => format!("{rtype} by {by}{persists}"),
+        _ => format!("hosts registered: {}{persists}", of.registrants.len()),
+    }
 }
 
 pub(super) fn ana(all: &[AnaGroup]) -> String {
@@ -291,11 +307,21 @@ pub(super) fn refused(all: &[Refused], of_host: Option<&str>) -> String {
 }
 
 pub(super) fn changed(of: &Changed) -> String {
-    match of.unsaved {
-        0 => of.changes.clone(),
-        unsaved => format!(
-            "{}\nchanges that are in no file: {unsaved} (`capstan-target config save` keeps them)",
-            of.changes
+    let warnings = of.warnings.iter().map(|words| format!("warning: {words}"));
+    let unsaved = (of.unsaved > 0).then(|| unsaved(of.unsaved, of.savable));
+    let lines = [of.changes.clone()].into_iter().chain(warnings);
+    lines.chain(unsaved).collect::<Vec<_>>().join("\n")
+}
+
+/// Changes that go with the target, and how they are kept.
+fn unsaved(changes: usize, savable: bool) -> String {
+    match savable {
+        true => format!(
+            "changes that are in no file: {changes} (`capstan-target config save` keeps them)"
+        ),
+        false => format!(
+            "changes that go with this target, which was started without a file: {changes} (`capstan-target config show` writes \
+             what one has to say)"
         ),
     }
 }

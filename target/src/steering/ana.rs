@@ -9,6 +9,7 @@ use capstan_control::{AnaPlace, Failure, Kind, SetAna};
 
 use super::Steering;
 use super::change::{Edited, edited, subsystem};
+use super::words::Words;
 
 impl Steering {
     pub(super) fn set_ana(&self, set: &SetAna) -> Result<Changed, Failure> {
@@ -18,7 +19,8 @@ impl Steering {
             state,
             listeners,
         } = set;
-        let words = format!("ana set {of} {group} {state}{}", by(listeners));
+        let words = Words::new("ana set").argument(of).argument(group);
+        let words = by(words.argument(state), listeners);
         self.change(words, |text, config| {
             let state = read_state(state)?;
             let of = subsystem("subsystem", of, config)?;
@@ -46,7 +48,7 @@ impl Steering {
             group,
             listeners,
         } = place;
-        let words = format!("ana remove {of} {group}{}", by(listeners));
+        let words = by(Words::new("ana remove").argument(of).argument(group), listeners);
         self.change(words, |text, config| {
             let of = subsystem("subsystem", of, config)?;
             let chosen = chosen(listeners, config)?;
@@ -118,10 +120,10 @@ fn edit(
     edited(text.set_ana_state(&of.nqn, group, state, through))
 }
 
-/// Listeners by their names, as options.
-fn by(listeners: &[String]) -> String {
-    let each = listeners.iter().map(|one| format!(" --listener {one}"));
-    each.collect()
+/// With listeners by their names, as options; what has changed of groups says that it is done.
+fn by(words: Words, listeners: &[String]) -> Words {
+    let with = |words: Words, one| words.option("--listener", Some(one));
+    listeners.iter().fold(words, with).told_by_namespaces()
 }
 
 fn read_state(word: &str) -> Result<AnaState, Failure> {

@@ -123,15 +123,13 @@ impl Steering {
         }
         file.set_len(size.0).map_err(failed)?;
         let resized = self.control.look_at_media();
-        let unsaved = self.texts().unsaved().len();
         let changes = format!(
             "namespace {} of {}: {} bytes; namespaces resized: {resized}",
             namespace.nsid, of.nqn, size.0
         );
         Ok(Changed {
             changes,
-            unsaved,
-            nsid: None,
+            ..self.texts().answer()
         })
     }
 }

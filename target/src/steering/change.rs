@@ -11,6 +11,7 @@ use capstan_control::{
     AddExport, AddListener, AddNamespace, AddSubsystem, Failure, Kind, NamespacePlace, SetNamespace,
 };
 
+use super::words::{ToldBy, Words};
 use super::{Steering, locked};
 
 pub(super) type Edited = Result<(), Failure>;
@@ -24,7 +25,7 @@ impl Steering {
     /// `words` say the change in `config diff` and warnings.
     pub(super) fn change(
         &self,
-        words: String,
+        words: Words,
         edit: impl FnOnce(&mut Written, &Config) -> Edited,
     ) -> Result<Changed, Failure> {
         let mut served = locked(&self.served);
@@ -34,35 +35,42 @@ impl Steering {
         let reloaded = served.reload(config, &self.control, self.reactors);
         let reloaded =
             reloaded.map_err(|error| Failure::new(Kind::Refused, format!("{error:#}")))?;
-        // What has changed of namespaces says it by itself.
-        let is_said = words.starts_with("namespace ") || words.starts_with("ana ");
+        let (words, told_by) = words.into_parts();
         let done = format!("{words}: done");
-        let changes = match &reloaded.namespaces[..] {
-            [] => done,
-            namespaces if is_said => namespaces.join("\n"),
-            namespaces => format!("{done}\n{}", namespaces.join("\n")),
+        let changes = match (&reloaded.namespaces[..], told_by) {
+            ([], _) => done,
+            (namespaces, ToldBy::Namespaces) => namespaces.join("\n"),
+            (namespaces, ToldBy::Words) => format!("{done}\n{}", namespaces.join("\n")),
         };
-        let unsaved = {
+        let answer = {
             let mut texts = self.texts();
             texts.changed(next, words);
-            texts.unsaved().len()
+            texts.answer()
         };
         self.publish(&served);
         Ok(Changed {
             changes,
-            unsaved,
-            nsid: None,
+            warnings: reloaded.warnings,
+            ..answer
         })
     }
 
     pub(super) fn set_log_level(&self, level: &str) -> Result<Changed, Failure> {
-        self.change(format!("log level {level}"), |text, _| {
+        self.change(Words::new("log level").argument(level), |text, _| {
             edited(text.set_target("log", &EntryValue::Text(level.to_owned())))
         })
     }
 
     pub(super) fn add_subsystem(&self, add: &AddSubsystem) -> Result<Changed, Failure> {
-        self.change(format!("subsystem add {}", add.nqn), |text, config| {
+        let mut words = Words::new("subsystem add").argument(&add.nqn);
+        for host in &add.allowed_hosts {
+            words = words.option("--host", Some(host));
+        }
+        let words = words
+            .flag("--allow-any-host", add.allow_any_host)
+            .option("--serial", add.serial.as_ref())
+            .option("--model", add.model.as_ref());
+        self.change(words, |text, config| {
             let nqn = read_nqn("nqn", &add.nqn)?;
             if config.subsystems.iter().any(|of| of.nqn.is_same(&nqn)) {
                 return Err(exists("subsystem", "nqn", &add.nqn));
@@ -84,22 +92,29 @@ impl Steering {
     }
 
     pub(super) fn remove_subsystem(&self, nqn: &str) -> Result<Changed, Failure> {
-        self.change(format!("subsystem remove {nqn}"), |text, config| {
+        self.change(Words::new("subsystem remove").argument(nqn), |text, config| {
             edited(text.remove_subsystem(&subsystem("nqn", nqn, config)?.nqn))
         })
     }
 
     pub(super) fn add_namespace(&self, add: &AddNamespace) -> Result<Changed, Failure> {
         let backings = [("path", &add.path), ("ram", &add.ram), ("null", &add.null)];
-        let mut words = format!("namespace add {}", add.subsystem);
+        let mut words = Words::new("namespace add").argument(&add.subsystem);
         for (kind, on) in backings {
             // As the command has it.
-            words += &match on {
-                Some(path) if kind == "path" => format!(" {path}"),
-                Some(size) => format!(" {kind}:{size}"),
-                None => String::new(),
+            words = match on {
+                Some(path) if kind == "path" => words.argument(path),
+                Some(size) => words.argument(format!("{kind}:{size}")),
+                None => words,
             };
         }
+        let words = words
+            .option("--nsid", add.nsid)
+            .option("--lba", add.lba)
+            .option("--uuid", add.uuid.as_ref())
+            .option("--nguid", add.nguid.as_ref())
+            .flag("--read-only", add.read_only)
+            .told_by_namespaces();
         let mut before = BTreeSet::new();
         let changed = self.change(words, |text, config| {
             let of = subsystem("subsystem", &add.subsystem, config)?;
@@ -133,13 +148,13 @@ impl Steering {
 
     pub(super) fn remove_namespace(&self, place: &NamespacePlace) -> Result<Changed, Failure> {
         let NamespacePlace { subsystem, nsid } = place;
-        self.change(
-            format!("namespace remove {subsystem} {nsid}"),
-            |text, config| {
-                let (of, namespace) = namespace(place, config)?;
-                edited(text.remove_namespace(of, namespace.nsid))
-            },
-        )
+        let words = Words::new("namespace remove")
+            .argument(subsystem)
+            .argument(nsid);
+        self.change(words.told_by_namespaces(), |text, config| {
+            let (of, namespace) = namespace(place, config)?;
+            edited(text.remove_namespace(of, namespace.nsid))
+        })
     }
 
     pub(super) fn set_namespace(&self, set: &SetNamespace) -> Result<Changed, Failure> {
@@ -149,13 +164,12 @@ impl Steering {
             read_only,
             ana_group,
         } = set;
-        let mut words = format!("namespace set {subsystem} {nsid}");
-        if let Some(read_only) = read_only {
-            words.push_str(&format!(" --read-only {read_only}"));
-        }
-        if let Some(group) = ana_group {
-            words.push_str(&format!(" --ana-group {group}"));
-        }
+        let change = Words::new("namespace set")
+            .argument(subsystem)
+            .argument(nsid)
+            .option("--read-only", *read_only)
+            .option("--ana-group", *ana_group)
+            .told_by_namespaces();
         if read_only.is_none() && ana_group.is_none() {
             let words = "namespace.set needs read_only, ana_group or both: what is to be changed of the namespace";
             return Err(Failure::new(Kind::WrongParameters, words));
@@ -164,7 +178,7 @@ impl Steering {
             subsystem: subsystem.clone(),
             nsid: *nsid,
         };
-        self.change(words, |text, config| {
+        self.change(change, |text, config| {
             let (of, namespace) = namespace(&place, config)?;
             let read_only = read_only.filter(|new| *new != namespace.read_only);
             let group = ana_group.filter(|new| *new != namespace.ana_group);
@@ -189,7 +203,8 @@ impl Steering {
     }
 
     pub(super) fn allow_host(&self, of: &str, host: &str) -> Result<Changed, Failure> {
-        self.change(format!("host allow {of} {host}"), |text, config| {
+        let words = Words::new("host allow").argument(of).argument(host);
+        self.change(words, |text, config| {
             let of = subsystem("subsystem", of, config)?;
             edited(text.allow_host(&of.nqn, &read_nqn("host", host)?))
         })
@@ -200,24 +215,31 @@ impl Steering {
             true => "allow",
             false => "deny",
         };
-        self.change(format!("host {word} {of} --any"), |text, config| {
+        let words = Words::new(format!("host {word}"))
+            .argument(of)
+            .flag("--any", true);
+        self.change(words, |text, config| {
             let of = subsystem("subsystem", of, config)?;
             edited(text.allow_any_host(&of.nqn, allowed))
         })
     }
 
     pub(super) fn deny_host(&self, of: &str, host: &str) -> Result<Changed, Failure> {
-        self.change(format!("host deny {of} {host}"), |text, config| {
+        let words = Words::new("host deny").argument(of).argument(host);
+        self.change(words, |text, config| {
             let of = subsystem("subsystem", of, config)?;
             edited(text.deny_host(&of.nqn, &read_nqn("host", host)?))
         })
     }
 
     pub(super) fn add_listener(&self, add: &AddListener) -> Result<Changed, Failure> {
-        let port = add
-            .port
-            .map_or_else(String::new, |port| format!(" --port {port}"));
-        self.change(format!("listener add {}{port}", add.address), |text, _| {
+        let transports = (!add.transports.is_empty()).then(|| add.transports.join(","));
+        let words = Words::new("listener add")
+            .argument(&add.address)
+            .option("--port", add.port)
+            .option("--provider", add.provider.as_ref())
+            .option("--transports", transports);
+        self.change(words, |text, _| {
             let mut entry: Entry = vec![("address", text_of(&add.address))];
             put(
                 &mut entry,
@@ -236,7 +258,8 @@ impl Steering {
     }
 
     pub(super) fn remove_listener(&self, address: &str) -> Result<Changed, Failure> {
-        self.change(format!("listener remove {address}"), |text, config| {
+        let words = Words::new("listener remove").argument(address);
+        self.change(words, |text, config| {
             let listeners = config.listeners.iter().map(|of| of.address.to_string());
             let listeners: Vec<_> = listeners.collect();
             let there = address.parse::<SocketAddr>().ok();
@@ -249,7 +272,14 @@ impl Steering {
     }
 
     pub(super) fn add_export(&self, add: &AddExport) -> Result<Changed, Failure> {
-        self.change(format!("export add {}", add.path), |text, _| {
+        let words = Words::new("export add")
+            .argument(&add.path)
+            .option("--clients", Some(add.clients.join(",")))
+            .option("--pseudo", add.pseudo.as_ref())
+            .flag("--read-write", add.access.as_deref() == Some("read-write"))
+            .option("--squash", add.squash.as_ref())
+            .option("--file-system", add.file_system.as_ref());
+        self.change(words, |text, _| {
             let mut entry: Entry = vec![("path", text_of(&add.path))];
             put(&mut entry, "pseudo", add.pseudo.as_deref().map(text_of));
             put(&mut entry, "access", add.access.as_deref().map(text_of));
@@ -265,7 +295,8 @@ impl Steering {
     }
 
     pub(super) fn remove_export(&self, pseudo: &str) -> Result<Changed, Failure> {
-        self.change(format!("export remove {pseudo}"), |text, config| {
+        let words = Words::new("export remove").argument(pseudo);
+        self.change(words, |text, config| {
             let nfs = config.nfs.iter();
             let exports = nfs.flat_map(|nfs| nfs.exports.iter().chain(&nfs.absent));
             let names: Vec<_> = exports.map(|export| export.client_path.as_str()).collect();

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use capstan_config::{Access, AnaState, Config, LbaSize, Listener, Nqn, Subsystem, Transports};
 use capstan_control::answer::{
-    ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Saved, Status, Waits,
+    ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Registrant, Reservations,
+    Saved, Status, Waits,
 };
 use capstan_control::{Failure, Kind, answer};
 use capstan_exports::ExportSettings;
+use capstan_nvme_proto::reservation::ReservationType;
 use capstan_reactor::Clock;
 use capstan_subsystem::{
     AssociationReport, NamespaceConfig, PortId, QueueCounters, Refusal, RefuseReason, Target,
@@ -110,7 +112,11 @@ impl Steering {
             let shown = target.namespaces(&of.nqn).filter_map(|shown| {
                 let namespace = of.namespaces.iter().find(|n| n.nsid == shown.nsid)?;
                 let counted = target.totals_of(&of.nqn, shown.nsid);
-                Some(of_namespace(namespace, shown, counted))
+                let reservations = of_reservations(target, &of.nqn, shown.nsid);
+                Some(Namespace {
+                    reservations,
+                    ..of_namespace(namespace, shown, counted)
+                })
             });
             let mut shown: Vec<_> = shown.collect();
             shown.extend(of.absent.iter().map(|namespace| {
@@ -299,8 +305,29 @@ fn of_namespace(
         read_only: geometry.read_only,
         ana_group: shown.anagrpid,
         io: io(counted),
+        reservations: None,
         waits: None,
     }
+}
+
+fn of_reservations(target: &Target, subnqn: &Nqn, nsid: u32) -> Option<Reservations> {
+    let of = target.reservations(subnqn, nsid)?;
+    let name = |id| {
+        let mut there = target.associations().map(|one| one.association);
+        let found = there.find(|host| host.subnqn == *subnqn && host.hostid == id);
+        found.map(|host| host.hostnqn.to_string())
+    };
+    let registrants = of.registrants.iter().map(|one| Registrant {
+        host_id: one.host.to_string(),
+        host: name(one.host),
+        holds: one.holds,
+    });
+    Some(Reservations {
+        rtype: (of.rtype != ReservationType::NONE).then(|| of.rtype.to_string()),
+        registrants: registrants.collect(),
+        persists: of.persists,
+        unknown: of.is_unknown,
+    })
 }
 
 /// One with nothing on its path.
@@ -317,6 +344,7 @@ fn of_absent(namespace: &capstan_config::Namespace, waits: Option<Waits>) -> Nam
         read_only: namespace.read_only,
         ana_group: namespace.ana_group,
         io: Io::default(),
+        reservations: None,
         waits,
     }
 }

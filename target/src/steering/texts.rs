@@ -3,7 +3,7 @@
 use std::path::{self, Path, PathBuf};
 
 use capstan_config::{Config, Written, WrittenFile};
-use capstan_control::answer::{ConfigDiff, ConfigFile, ConfigState, ConfigText};
+use capstan_control::answer::{Changed, ConfigDiff, ConfigFile, ConfigState, ConfigText};
 use similar::TextDiff;
 
 /// Changes that are kept in words; of more, the first. Each is a line of an NQN or two.
@@ -56,6 +56,17 @@ impl Texts {
             self.unsaved.clear();
         } else if self.unsaved.len() < UNSAVED_KEPT {
             self.unsaved.push(change);
+        }
+    }
+
+    /// The answer to a change, but for what it did.
+    pub(super) fn answer(&self) -> Changed {
+        Changed {
+            changes: String::new(),
+            warnings: Vec::new(),
+            unsaved: self.unsaved.len(),
+            savable: self.file.is_some(),
+            nsid: None,
         }
     }
 
