@@ -1,5 +1,6 @@
 //! The command line of `capstan-target`.
 
+pub mod complete;
 pub mod steer;
 
 use std::path::PathBuf;

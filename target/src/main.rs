@@ -15,6 +15,7 @@ use capstan_config::{
 use capstan_doctor::{Machine, Summary, Verdict};
 use capstan_nvme_proto::text::Shown;
 use capstan_reactor::raise_descriptor_limit;
+use capstan_target::cli::complete;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
 use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{
@@ -29,6 +30,7 @@ use nix::errno::Errno;
 const NOTES_TOLD: usize = 1000;
 
 fn main() -> ExitCode {
+    complete::answer_shell();
     if let Err(error) = outlive_file_size_limit() {
         let _ = writeln!(
             io::stderr(),
@@ -120,7 +122,7 @@ fn run_command(command: Command) -> anyhow::Result<()> {
                 word_of(&to)
             )
         }),
-        Command::Completions { shell } => completions(shell),
+        Command::Completions { shell } => print(complete::registration(shell)?.trim_end()),
         Command::Open { paths } => Ok(answers::open(&paths)?),
         Command::Operate(operation) => operate::run(operation, print),
     }
@@ -151,19 +153,6 @@ fn write_manual(to: &Path) -> io::Result<()> {
     };
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join(MANUAL_NAME), manual())
-}
-
-/// Writes what makes `shell` complete the words of this program.
-fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "capstan-target", &mut text);
-    let mut text = String::from_utf8_lossy(&text).into_owned();
-    if shell == clap_complete::Shell::Bash {
-        // clap_complete 4.6 names the states by two rules where the name of a program has a hyphen,
-        // and completes nothing behind the first word.
-        text = text.replace("capstan__subcmd__target", "capstan__target");
-    }
-    print(text.trim_end())
 }
 
 fn run(source: &Source, control_socket: Option<&Path>) -> anyhow::Result<()> {

@@ -79,10 +79,7 @@ pub fn run(operation: Operation, print: Print) -> anyhow::Result<()> {
 }
 
 fn path(to: &To) -> PathBuf {
-    let named = to.control_socket.clone();
-    let of_environment = || std::env::var_os(socket::VARIABLE).filter(|value| !value.is_empty());
-    let named = named.or_else(|| of_environment().map(PathBuf::from));
-    named.unwrap_or_else(|| Path::new(capstan_control::SOCKET).to_owned())
+    to.control_socket.clone().unwrap_or_else(socket::of_service)
 }
 
 fn connect(to: &To) -> anyhow::Result<Client> {

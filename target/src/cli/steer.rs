@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Output;
+use super::{Output, complete};
 
 /// The commands.
 #[derive(Clone, Debug, Subcommand)]
@@ -153,7 +153,7 @@ pub struct SubsystemAdd {
 #[derive(Args, Clone, Debug)]
 pub struct SubsystemName {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub nqn: String,
 }
 
@@ -161,7 +161,7 @@ pub struct SubsystemName {
 #[derive(Args, Clone, Debug)]
 pub struct SubsystemPerhaps {
     /// NQN of the subsystem [default: all].
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub nqn: Option<String>,
 }
 
@@ -186,7 +186,7 @@ pub enum NamespaceCommand {
 #[derive(Args, Clone, Debug)]
 pub struct NamespaceAdd {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub subsystem: String,
     /// What it is on: a block device, a file, `ram:SIZE` or `null:SIZE`.
     #[arg(value_name = "PATH|ram:SIZE|null:SIZE")]
@@ -213,10 +213,10 @@ pub struct NamespaceAdd {
 #[derive(Args, Clone, Debug)]
 pub struct NamespaceName {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub subsystem: String,
     /// Its NSID.
-    #[arg(value_name = "NSID")]
+    #[arg(value_name = "NSID", add = complete::nsids())]
     pub nsid: u32,
 }
 
@@ -224,10 +224,10 @@ pub struct NamespaceName {
 #[derive(Args, Clone, Debug)]
 pub struct NamespaceResize {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub subsystem: String,
     /// Its NSID.
-    #[arg(value_name = "NSID")]
+    #[arg(value_name = "NSID", add = complete::nsids())]
     pub nsid: u32,
     /// The size that it is to have, such as 20GiB.
     #[arg(value_name = "SIZE")]
@@ -239,10 +239,10 @@ pub struct NamespaceResize {
 #[command(group = clap::ArgGroup::new("changed").required(true).multiple(true))]
 pub struct NamespaceSet {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub subsystem: String,
     /// Its NSID.
-    #[arg(value_name = "NSID")]
+    #[arg(value_name = "NSID", add = complete::nsids())]
     pub nsid: u32,
     /// Refuse writes, or take them again.
     #[arg(long, value_name = "true|false", group = "changed")]
@@ -269,7 +269,7 @@ pub enum AnaCommand {
 #[derive(Args, Clone, Debug)]
 pub struct AnaSet {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub subsystem: String,
     /// The group, 1 to 128: the `ana_group` of its namespaces, which is 1 unless it is said.
     #[arg(value_name = "GROUP")]
@@ -278,7 +278,7 @@ pub struct AnaSet {
     #[arg(value_name = "STATE", value_parser = capstan_config::AnaState::ALL.map(capstan_config::AnaState::as_str))]
     pub state: String,
     /// A listener, as `listener list` shows it, once for each [default: all].
-    #[arg(long = "listener", value_name = "ADDRESS:PORT")]
+    #[arg(long = "listener", value_name = "ADDRESS:PORT", add = complete::listeners())]
     pub listeners: Vec<String>,
 }
 
@@ -286,13 +286,13 @@ pub struct AnaSet {
 #[derive(Args, Clone, Debug)]
 pub struct AnaName {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub subsystem: String,
     /// The group, 1 to 128.
     #[arg(value_name = "GROUP")]
     pub group: u32,
     /// A listener, as `listener list` shows it, once for each [default: all].
-    #[arg(long = "listener", value_name = "ADDRESS:PORT")]
+    #[arg(long = "listener", value_name = "ADDRESS:PORT", add = complete::listeners())]
     pub listeners: Vec<String>,
 }
 
@@ -311,10 +311,10 @@ pub enum HostCommand {
 #[derive(Args, Clone, Debug)]
 pub struct HostName {
     /// NQN of the subsystem.
-    #[arg(value_name = "NQN")]
+    #[arg(value_name = "NQN", add = complete::subsystems())]
     pub subsystem: String,
     /// NQN of the host (/etc/nvme/hostnqn there has it).
-    #[arg(value_name = "HOSTNQN", required_unless_present = "any")]
+    #[arg(value_name = "HOSTNQN", required_unless_present = "any", add = complete::hosts())]
     pub host: Option<String>,
     /// Any host: `deny` keeps out all that are not allowed by their names.
     #[arg(long, conflicts_with = "host")]
@@ -371,7 +371,7 @@ pub struct ListenerAdd {
 #[derive(Args, Clone, Debug)]
 pub struct ListenerName {
     /// Its address and port, as `listener list` shows them.
-    #[arg(value_name = "ADDRESS:PORT")]
+    #[arg(value_name = "ADDRESS:PORT", add = complete::listeners())]
     pub address: String,
 }
 
@@ -413,7 +413,7 @@ pub struct ExportAdd {
 #[derive(Args, Clone, Debug)]
 pub struct ExportName {
     /// Its path for clients.
-    #[arg(value_name = "PATH")]
+    #[arg(value_name = "PATH", add = complete::exports())]
     pub pseudo: String,
 }
 
@@ -432,13 +432,13 @@ pub enum ConnectionCommand {
 #[command(group = clap::ArgGroup::new("which").required(true).multiple(true))]
 pub struct Which {
     /// Of this host.
-    #[arg(long, value_name = "HOSTNQN", group = "which")]
+    #[arg(long, value_name = "HOSTNQN", group = "which", add = complete::hosts())]
     pub host: Option<String>,
     /// With this subsystem.
-    #[arg(long, value_name = "NQN", group = "which")]
+    #[arg(long, value_name = "NQN", group = "which", add = complete::subsystems())]
     pub subsystem: Option<String>,
     /// With this controller.
-    #[arg(long, value_name = "CNTLID", group = "which")]
+    #[arg(long, value_name = "CNTLID", group = "which", add = complete::controllers())]
     pub cntlid: Option<u16>,
 }
 
@@ -492,6 +492,6 @@ pub struct LogLevel {
 #[derive(Args, Clone, Debug)]
 pub struct Explain {
     /// NQN of the host [default: all].
-    #[arg(value_name = "HOSTNQN")]
+    #[arg(value_name = "HOSTNQN", add = complete::hosts())]
     pub host: Option<String>,
 }

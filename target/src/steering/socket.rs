@@ -13,7 +13,7 @@ use nix::unistd::{Group, geteuid};
 /// What systemd tells a service with `RuntimeDirectory=` (systemd.exec(5)).
 const FOLDER_VARIABLE: &str = "RUNTIME_DIRECTORY";
 /// What names the socket for both ends, unless an option does.
-pub(crate) const VARIABLE: &str = "CAPSTAN_CONTROL_SOCKET";
+const VARIABLE: &str = "CAPSTAN_CONTROL_SOCKET";
 /// The word for no socket.
 pub(crate) const NONE: &str = "none";
 /// Members may connect.
@@ -64,6 +64,12 @@ pub(crate) fn wanted(option: Option<&Path>) -> Wanted {
             None => Wanted::Nowhere,
         },
     }
+}
+
+/// Where commands find it unless an option says so.
+pub(crate) fn of_service() -> PathBuf {
+    let named = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+    named.map_or_else(|| capstan_control::SOCKET.into(), PathBuf::from)
 }
 
 /// Makes the socket that is wanted. Without one the target is steered by signals only, which the
