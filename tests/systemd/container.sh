@@ -24,8 +24,8 @@ new_root() {
     local release=${1:-$VERSION_CODENAME}
     # Those of RDMA are called otherwise in other releases. Without them the programs start, too.
     local packages=systemd,systemd-sysv,dbus,iproute2
-    [ "$release" != "$VERSION_CODENAME" ] || packages+=,libibverbs1,librdmacm1
-    local root=$cache/$ID-$release-1
+    [ "$release" != "$VERSION_CODENAME" ] || packages+=,libibverbs1,librdmacm1,jq,socat
+    local root=$cache/$ID-$release-2
     if [ ! -d "$root" ]; then
         say "making the container's root file system in $root (once; some 250 MB)"
         mkdir -p "$cache"
