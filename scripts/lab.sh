@@ -15,6 +15,8 @@
 #                    in its line and in the sum
 #   --within MINUTES no machine is started after that: what it would have run is SKIPPED, and its
 #                    line says so
+#   --begin-at N     the Nth machine of the list comes first, and those in front of it last: with
+#                    --within, others are left out then
 #   --rounds N       cases that repeat themselves do so N times, in place of two
 #
 # Prints a line per case (`PASS cell/case 12 s`, `FAIL cell/case: why`, `SKIPPED cell: why`,
@@ -286,12 +288,13 @@ main() {
             ;;
     esac
 
-    jobs=$(nproc) again='' within_minutes='' rounds='' tests=()
+    jobs=$(nproc) again='' within_minutes='' rounds='' begin_at=0 tests=()
     while [ $# -gt 0 ]; do
         case $1 in
             --jobs) jobs=${2:?"--jobs is followed by a number"} && shift ;;
             --again) again=yes ;;
             --within) within_minutes=${2:?"--within is followed by minutes"} && shift ;;
+            --begin-at) begin_at=${2:?"--begin-at is followed by a number"} && shift ;;
             --rounds) rounds=${2:?"--rounds is followed by a number"} && shift ;;
             -*) die "$1 is no option of this: scripts/lab.sh --help" ;;
             *) tests+=("$1") ;;
@@ -307,6 +310,8 @@ main() {
     done
     # Those that take longest first, so that none is alone for long at the end.
     mapfile -t boots < <(printf '%s\n' "${boots[@]}" | awk '{ print /\.1$/ ? 3 : /\.2$/ ? 2 : 1, $0 }' | sort -s -k 1,1n | cut -d ' ' -f 2-)
+    begin_at=$((begin_at % ${#boots[@]}))
+    boots=("${boots[@]:begin_at}" "${boots[@]:0:begin_at}")
     [ -n "${boots[0]}" ] || die "no cell or case is called ${tests[*]}: scripts/lab.sh --list"
 
     say "the lab"
