@@ -38,6 +38,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::absent::Wait;
 use crate::control_plane::ControlPlane;
+use crate::metrics;
 use crate::reload::{Reloaded, Served, clear_lost};
 use crate::serve::with_counts;
 use texts::Texts;
@@ -171,25 +172,33 @@ impl Steering {
         }
     }
 
-    /// What systemd is told.
+    /// What systemd is told. Metrics have the same from then on.
     pub(crate) fn status(&self, served: &Served) -> String {
-        let texts = self.texts();
+        let steered = {
+            let texts = self.texts();
+            metrics::Steered {
+                waits: served.waits().len(),
+                unsaved_changes: texts.unsaved().len(),
+                reload_failed: texts.reload_failed().is_some(),
+                is_drained: self.drained_for().is_some(),
+            }
+        };
+        self.control.metrics().set_steered(steered);
         let mut status = with_counts(&self.listening(served), served);
-        match served.waits().len() {
-            0 => {}
-            waits => status = format!("{status}; waited for: {waits}"),
+        if steered.waits > 0 {
+            status = format!("{status}; waited for: {}", steered.waits);
         }
-        if self.drained_for().is_some() {
+        if steered.is_drained {
             status = format!("drained, takes no connections; {status}");
         }
-        match texts.unsaved().len() {
-            0 => {}
-            unsaved => status = format!("{status}; changes that are in no file: {unsaved}"),
+        if steered.unsaved_changes > 0 {
+            let unsaved = steered.unsaved_changes;
+            status = format!("{status}; changes that are in no file: {unsaved}");
         }
-        match texts.reload_failed() {
-            None => status,
-            Some(_) => format!("{status}; the last reload failed, see the log"),
+        if steered.reload_failed {
+            status = format!("{status}; the last reload failed, see the log");
         }
+        status
     }
 
     /// Reads the configuration again, as SIGHUP asks for, and tells the log. What systemd is told

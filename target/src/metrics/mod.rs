@@ -44,6 +44,16 @@ pub(crate) struct Metrics {
     started: SystemTime,
     /// Answers over HTTP.
     scrapes: AtomicU64,
+    steered: Mutex<Steered>,
+}
+
+/// What is known of a target where it is steered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Steered {
+    pub(crate) waits: usize,
+    pub(crate) unsaved_changes: usize,
+    pub(crate) reload_failed: bool,
+    pub(crate) is_drained: bool,
 }
 
 impl Default for Metrics {
@@ -56,6 +66,7 @@ impl Default for Metrics {
             sample: Arc::new(AtomicU32::new(capstan_config::Metrics::default().sample)),
             started: SystemTime::now(),
             scrapes: AtomicU64::new(0),
+            steered: Mutex::default(),
         }
     }
 }
@@ -107,6 +118,15 @@ impl Metrics {
     /// Of so many commands, the stages of one are timed from now on; 0: of none.
     pub(crate) fn set_sample(&self, sample: u32) {
         self.sample.store(sample, Ordering::Relaxed);
+    }
+
+    /// How it is steered has changed.
+    pub(crate) fn set_steered(&self, steered: Steered) {
+        *self.steered.lock().unwrap_or_else(PoisonError::into_inner) = steered;
+    }
+
+    fn steered(&self) -> Steered {
+        *self.steered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is counted is about to be told over HTTP: where that has just moved, by two threads.

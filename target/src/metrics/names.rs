@@ -93,6 +93,16 @@ metrics! {
         "When it was started, in seconds since 1970.";
     SCRAPES: Counter "capstan_scrapes" None, [],
         "Times that this was asked for over HTTP.";
+    TROUBLE: Gauge "capstan_trouble" None, [],
+        "Media that fail, are gone or have lost writes, and reservations that are not known: what status has of such trouble.";
+    WAITS: Gauge "capstan_waits" None, [],
+        "Listeners, namespaces and exports that are configured, not there yet, and waited for.";
+    UNSAVED_CHANGES: Gauge "capstan_unsaved_changes" None, [],
+        "Changes made at run time that are in no file: a restart undoes them.";
+    RELOAD_FAILED: Gauge "capstan_reload_failed" None, [],
+        "1 where the last reload was refused.";
+    DRAINED: Gauge "capstan_drained" None, [],
+        "1 while no connections are taken.";
 
     HOST_COMMANDS: Counter "capstan_host_commands" None, ["host", "subsystem", "nsid", "command"],
         "Commands of a host that a namespace has completed (read: Read and Compare, write: Write), with an error or without; not those that were refused.";

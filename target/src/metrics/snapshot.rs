@@ -11,7 +11,7 @@ use capstan_subsystem::{HostCounts, HostPlace};
 use super::backend::OPERATIONS;
 use super::names::{self, METRICS, Metric};
 use super::reactor::{Kind, PoolBytes, Stage};
-use super::{Metrics, ReactorMetrics};
+use super::{Metrics, ReactorMetrics, Steered};
 use crate::control_plane::{ControlPlane, reactor_of};
 
 /// I/O queues that are told one by one: as many as there can be hosts with one each.
@@ -73,6 +73,7 @@ pub(crate) fn snapshot(control: &ControlPlane) -> Vec<Family> {
     let metrics = control.metrics();
     let mut found = Found(BTreeMap::new());
     of_program(metrics, &mut found);
+    of_steering(control, &mut found);
     of_hosts(control, &mut found);
     of_queues(control, metrics.reactors().len(), &mut found);
     of_connections(control, &mut found);
@@ -96,6 +97,25 @@ fn of_program(metrics: &Metrics, found: &mut Found) {
     found.count(&names::COMMAND_SAMPLE, &[], metrics.sample().into());
     if let Some(bytes) = metrics.budget_bytes.get() {
         found.count(&names::MEMORY_BUDGET, &[], *bytes);
+    }
+}
+
+fn of_steering(control: &ControlPlane, found: &mut Found) {
+    let Steered {
+        waits,
+        unsaved_changes,
+        reload_failed,
+        is_drained,
+    } = control.metrics().steered();
+    let trouble = control.trouble().len();
+    for (metric, count) in [
+        (&names::TROUBLE, trouble),
+        (&names::WAITS, waits),
+        (&names::UNSAVED_CHANGES, unsaved_changes),
+        (&names::RELOAD_FAILED, reload_failed.into()),
+        (&names::DRAINED, is_drained.into()),
+    ] {
+        found.count(metric, &[], u64::try_from(count).unwrap_or(u64::MAX));
     }
 }
 
