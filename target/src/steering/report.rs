@@ -221,7 +221,7 @@ impl Steering {
 
     pub(super) fn config_saved(&self) -> Result<Saved, Failure> {
         // No change comes between.
-        let _served = locked(&self.served);
+        let served = locked(&self.served);
         let Some(now) = self.file_now()? else {
             let words = "the target was started with --export or --config -: there is no file that says what is served";
             return Err(Failure::new(Kind::Refused, words));
@@ -231,6 +231,7 @@ impl Steering {
             let words = "the file says something else than what is served: it was changed, or what is served was, since it was written; `capstan-target config diff` shows what differs, `capstan-target config save` writes it";
             Failure::new(Kind::Refused, words)
         })?;
+        self.publish(&served);
         Ok(Saved { saved })
     }
 
