@@ -250,6 +250,7 @@ fn export(export: &ExportSettings) -> Table {
     put(&mut table, "names", names);
     put(&mut table, "crossmnt", export.crossmnt);
     put(&mut table, "direct", export.direct);
+    put(&mut table, "mount_point", export.mount_point);
     if let Some(id) = export.id {
         put(&mut table, "id", i64::from(id.0));
     }
@@ -476,6 +477,7 @@ mod tests {
             pseudo = "/e"
             names = "raw"
             crossmnt = true
+            mount_point = true
             direct = true
             id = 9
             file_system = "0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a3"

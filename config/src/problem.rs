@@ -474,6 +474,12 @@ pub enum ProblemKind {
         /// The file.
         path: PathBuf,
     },
+    /// An export that is what is mounted somewhere, where nothing is.
+    #[error("nothing is mounted at {path}, and `mount_point = true` keeps what is below from being exported instead: `mount {word}`", path = path.display(), word = word_of(path))]
+    NotMounted {
+        /// Where.
+        path: PathBuf,
+    },
     /// A core that the process may not run on.
     #[error("core {core} is not one this process may run on; allowed: {allowed}")]
     Core {

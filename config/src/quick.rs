@@ -168,6 +168,7 @@ impl Config {
                     clients,
                     names: NameRule::Utf8,
                     crossmnt: false,
+                    mount_point: false,
                     direct: false,
                 }],
                 absent: Vec::new(),

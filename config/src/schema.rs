@@ -134,6 +134,7 @@ pub(crate) struct RawExport {
     pub(crate) names: Option<RawNames>,
     pub(crate) crossmnt: Option<bool>,
     pub(crate) direct: Option<bool>,
+    pub(crate) mount_point: Option<bool>,
     pub(crate) id: Field<u64>,
     pub(crate) file_system: Field<String>,
     #[serde(default)]

@@ -62,6 +62,7 @@ pub(crate) fn of_exports_file(table: TableKind, key: &str) -> Option<&'static st
         "subtree_check" | "no_subtree_check" => {
             "leave it out: clients get handles of what is exported alone, and cannot make others"
         }
+        "mp" | "mountpoint" => "write `mount_point = true`",
         "nohide" => "write `crossmnt = true` at the export above it",
         "fsid" => {
             "the id of a file system is `file_system`, a UUID; the root of version 4 (fsid=0) is there by itself"

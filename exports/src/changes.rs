@@ -379,6 +379,7 @@ mod tests {
             clients: ClientRules::new(Vec::new()).unwrap(),
             names: NameRule::Utf8,
             crossmnt: false,
+            mount_point: false,
             direct: false,
         };
         let key = Key::from_bytes([5; KEY_BYTES]);

@@ -1,6 +1,7 @@
 //! Exported directories: opened once by path, and never looked for by it again.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use crate::handle::{
 use crate::identity::{Caller, Credentials};
 use crate::key::{Key, OWNER_BYTES};
 use crate::limits::EXPORTS;
+use crate::mountinfo::mounts;
 use crate::name::NameRule;
 use crate::pseudo::{NestedExport, PseudoTree};
 use crate::still::{self, Calls};
@@ -48,6 +50,23 @@ pub struct ExportSettings {
     pub crossmnt: bool,
     /// Whether data goes past the page cache, where it is aligned.
     pub direct: bool,
+    /// Whether it is there only where something is mounted at `path`.
+    pub mount_point: bool,
+}
+
+impl ExportSettings {
+    /// Whether what is to be mounted at `path` is not: another file system would be exported, the
+    /// one that it is mounted on.
+    ///
+    /// # Errors
+    /// What is mounted cannot be read, or `path` does not lead anywhere.
+    pub fn lacks_mount(&self) -> io::Result<bool> {
+        if !self.mount_point {
+            return Ok(false);
+        }
+        let path = self.path.canonicalize()?;
+        Ok(mounts()?.iter().all(|mount| mount.point != path))
+    }
 }
 
 /// What is known of an open file from `statx(2)` that tells it from every other.

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::net::UdpSocket;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use capstan_config::{Backing, Config, Listener, Namespace, Nqn};
@@ -65,7 +65,7 @@ pub fn take_out(config: &mut Config) -> Vec<String> {
     };
     let mut told = Vec::new();
     let absent = nfs.exports.extract_if(.., |of| {
-        let why = missing(&of.path);
+        let why = missing_export(of);
         told.extend(why.iter().map(|why| {
             let path = &of.client_path;
             format!("export {path}: {why}; its clients wait until it is there, and the others are served")
@@ -119,15 +119,22 @@ pub(crate) fn why_not_there(
             let namespace = subsystem.absent.iter().find(|of| of.nsid == *nsid)?;
             missing_under(namespace)
         }
-        Awaited::Export(path) => missing(absent_export(config, path)?),
+        Awaited::Export(path) => missing_export(absent_export(config, path)?),
     }
 }
 
-/// The directory of an export that is waited for.
-pub(crate) fn absent_export<'c>(config: &'c Config, path: &str) -> Option<&'c PathBuf> {
+/// An export that is waited for, by its path for clients.
+pub(crate) fn absent_export<'c>(config: &'c Config, path: &str) -> Option<&'c ExportSettings> {
     let mut absent = config.nfs.iter().flat_map(|nfs| &nfs.absent);
-    let export = absent.find(|export| export.client_path == path)?;
-    Some(&export.path)
+    absent.find(|export| export.client_path == path)
+}
+
+/// That an export has no directory, or that what is to be mounted there is not.
+fn missing_export(export: &ExportSettings) -> Option<String> {
+    missing(&export.path).or_else(|| {
+        let lacks = export.lacks_mount().unwrap_or(false);
+        lacks.then(|| format!("nothing is mounted at {}", export.path.display()))
+    })
 }
 
 /// That nothing is where the blocks of a namespace are to be.

@@ -293,6 +293,7 @@ impl Checker<'_> {
             },
             crossmnt: raw.crossmnt.unwrap_or(false),
             direct: raw.direct.unwrap_or(false),
+            mount_point: raw.mount_point.unwrap_or(false),
         })
     }
 

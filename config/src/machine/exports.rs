@@ -35,6 +35,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
     let mut by_hand = HashMap::new();
     for (index, export) in nfs.exports.iter().enumerate() {
         if let Some(root) = directory(index, &export.path, findings) {
+            check_mounted(index, export, findings);
             check_namespaces(config, index, export, &root, findings);
             check_written(index, export, findings);
             check_lasting(index, export, findings);
@@ -81,6 +82,14 @@ fn directory(index: usize, path: &Path, findings: &mut Findings) -> Option<Metad
         ),
     }
     None
+}
+
+fn check_mounted(index: usize, export: &ExportSettings, findings: &mut Findings) {
+    // What cannot be read is told where the directory is opened.
+    if export.lacks_mount().unwrap_or(false) {
+        let path = export.path.clone();
+        findings.problem(format!("export[{index}].path"), ProblemKind::NotMounted { path });
+    }
 }
 
 /// Why a directory cannot be opened, and what to do.

@@ -171,6 +171,7 @@ pub(crate) fn settings(path: &Path, client_path: &str) -> ExportSettings {
         clients: rules(Access::ReadWrite, Squash::None),
         names: NameRule::Utf8,
         crossmnt: false,
+        mount_point: false,
         direct: false,
     }
 }

@@ -150,6 +150,7 @@ impl Served {
             clients: rules(Access::ReadWrite, Squash::None),
             names: NameRule::Utf8,
             crossmnt: false,
+            mount_point: false,
             direct: false,
         };
         change(&mut export);

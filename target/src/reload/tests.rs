@@ -362,6 +362,7 @@ const CHANGES: [(&str, &str, &str, &str); 64] = [
     ("[[export]]", "names", "", "names = \"raw\""),
     ("[[export]]", "crossmnt", "", "crossmnt = true"),
     ("[[export]]", "direct", "", "direct = true"),
+    ("[[export]]", "mount_point", "", "mount_point = true"),
     ("[[export]]", "id", "", "id = 1"),
     (
         "[[export]]",

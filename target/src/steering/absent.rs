@@ -62,8 +62,8 @@ fn is_time(wait: &Wait, looks: u64) -> bool {
 }
 
 fn answers(config: &Config, export: &str) -> bool {
-    let path = absent_export(config, export);
-    path.is_some_and(|path| answers::answering(slice::from_ref(path)) == [true])
+    let absent = absent_export(config, export);
+    absent.is_some_and(|of| answers::answering(slice::from_ref(&of.path)) == [true])
 }
 
 fn look(steering: &Weak<Steering>) {
