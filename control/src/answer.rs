@@ -315,6 +315,21 @@ pub struct Export {
     pub waits: Option<Waits>,
 }
 
+/// An NFS client of version 4. Version 3 has no clients, but calls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NfsClient {
+    /// What it calls itself; of Linux, its version and the name of its machine.
+    pub client: String,
+    /// Its address.
+    pub from: String,
+    /// Seconds since it was heard of last (its lease was renewed).
+    pub seen_s: u64,
+    /// Its sessions.
+    pub sessions: usize,
+    /// Its opens, and lock owners with locks.
+    pub states: usize,
+}
+
 /// Answer to what changes something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {

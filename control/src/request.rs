@@ -206,6 +206,11 @@ pub enum Request {
     /// [`answer::Export`]: crate::answer::Export
     #[serde(rename = "export.list")]
     ExportList {},
+    /// NFS clients of version 4: a list of [`answer::NfsClient`].
+    ///
+    /// [`answer::NfsClient`]: crate::answer::NfsClient
+    #[serde(rename = "client.list")]
+    ClientList {},
     /// Associations of hosts: a list of [`answer::Connection`].
     ///
     /// [`answer::Connection`]: crate::answer::Connection

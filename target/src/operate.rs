@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use capstan_control::answer::{
     AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
-    Host, Listener, LogLevel, Refused, Status, Subsystem,
+    Host, Listener, LogLevel, NfsClient, Refused, Status, Subsystem,
 };
 use capstan_control::{
     AddExport, AddListener, AddNamespace, AddSubsystem, AnaPlace, Client, ConfigForm,
@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::Output;
 use crate::cli::steer::{
-    self, AnaCommand, ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand, HostMeant,
+    self, AnaCommand, ClientCommand, ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand, HostMeant,
     ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Operation, SubsystemCommand, To,
 };
 use crate::steering::socket;
@@ -59,6 +59,11 @@ pub fn run(operation: Operation, print: Print) -> anyhow::Result<()> {
         Operation::Host(command) => host(command, print),
         Operation::Listener(command) => listener(command, print),
         Operation::Export(command) => export(command, print),
+        Operation::Client(ClientCommand::List(For { to, .. })) => {
+            ask::<Vec<NfsClient>>(&to, &Request::ClientList {}, print, |all| {
+                show::nfs_clients(all)
+            })
+        }
         Operation::Connection(command) => connection(command, print),
         Operation::Config(command) => config(command, print),
         Operation::Log(LogCommand::Level(of)) => {

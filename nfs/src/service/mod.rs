@@ -15,6 +15,7 @@ mod driver;
 mod failure;
 mod files;
 mod mount;
+mod refused;
 mod rpc;
 mod told;
 mod v3;
@@ -40,10 +41,13 @@ use capstan_rpcrdma::xdr::Writer;
 
 use crate::counters::Counters;
 use crate::state::stable::file::StableFileError;
-use crate::state::{Config, ConnId};
+use crate::state::{ClientReport, Config, ConnId};
+
+pub use refused::RefusedPeer;
 
 use driver::Driver;
 use files::Files;
+use refused::RefusedPeers;
 use told::Told;
 use v3::Guards;
 use v3::duplicates::Duplicates;
@@ -77,6 +81,7 @@ pub struct Service {
     guards: Guards,
     /// Of paths of NFSv4 that are not there.
     missing: Told,
+    refused: RefusedPeers,
     started: Instant,
     /// When the oldest call came that waits to be carried out, in microseconds since the service
     /// began; `u64::MAX`: none does.
@@ -103,6 +108,7 @@ impl Service {
             duplicates: Duplicates::default(),
             guards: Guards::default(),
             missing: Told::default(),
+            refused: RefusedPeers::default(),
             started: Instant::now(),
             heard_us: AtomicU64::new(u64::MAX),
             still: Mutex::default(),
@@ -127,6 +133,21 @@ impl Service {
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Clients of version 4, by what they call themselves, as the log has it; version 3 has none.
+    #[must_use]
+    pub fn clients(&self) -> Vec<(String, ClientReport)> {
+        let mut clients: Vec<_> = self.update(|state, now_us| state.clients(now_us).collect());
+        clients.sort_by(|one: &ClientReport, other| one.owner.cmp(&other.owner));
+        let named = |client: ClientReport| (owner_shown(&client.owner), client);
+        clients.into_iter().map(named).collect()
+    }
+
+    /// Connections that were refused, the last of each address, the oldest first.
+    #[must_use]
+    pub fn refused_peers(&self) -> Vec<RefusedPeer> {
+        self.refused.all()
     }
 
     /// Exports were replaced: what clients have of those that are stale, or not there any more, is
@@ -198,7 +219,11 @@ impl Program for Service {
                  [[export]], and reload"
             )
         };
-        has_rule.then_some(()).ok_or_else(why)
+        has_rule.then_some(()).ok_or_else(|| {
+            let why = why();
+            self.refused.add(ip, &why, Instant::now());
+            why
+        })
     }
 
     fn refused(&self, call: &Call<'_>, reply: &mut Writer<'_>) -> Outcome {

@@ -119,6 +119,10 @@ impl Clients {
         self.by_owner.get(owner).copied().unwrap_or_default()
     }
 
+    pub(crate) fn confirmed(&self) -> impl Iterator<Item = &Client> {
+        self.by_id.values().filter(|client| client.is_confirmed)
+    }
+
     pub(crate) fn confirmed_count(&self) -> usize {
         self.by_renewal.len()
     }

@@ -45,6 +45,7 @@ mod locks;
 mod opens;
 mod ranges;
 mod recording;
+mod report;
 mod revoked;
 mod sessions;
 mod shares;
@@ -76,6 +77,7 @@ pub use locks::{
     Denied, LockChange, LockId, LockIntent, LockRefusal, LockRequest, LockTest, Locker,
 };
 pub use opens::{FileKey, OpenId, OpenRequest, OpenRoom, Opened};
+pub use report::ClientReport;
 pub use ranges::{LocalRange, LockKind, LockRange};
 pub use sessions::DestroySessionPlace;
 pub use shares::Shares;

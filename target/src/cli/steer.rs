@@ -37,6 +37,9 @@ pub enum Operation {
     /// Add, take out and list directories that a target that runs exports to NFS clients.
     #[command(subcommand)]
     Export(ExportCommand),
+    /// List NFS clients of a target that runs.
+    #[command(subcommand)]
+    Client(ClientCommand),
     /// List and end what hosts have with a target that runs.
     #[command(subcommand)]
     Connection(ConnectionCommand),
@@ -383,6 +386,14 @@ pub enum ExportCommand {
     /// Export it no more.
     Remove(For<ExportName>),
     /// List exported directories.
+    List(For<Nothing>),
+}
+
+/// `client`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ClientCommand {
+    /// List NFS clients of version 4: what they call themselves, where they are, when they were
+    /// heard of last, and what they have open. Version 3 has no clients, but calls.
     List(For<Nothing>),
 }
 

@@ -110,6 +110,11 @@ impl Metrics {
         let _ = self.nfs.set(Arc::clone(service));
     }
 
+    /// What serves NFS.
+    pub(crate) fn nfs(&self) -> Option<&Arc<Service>> {
+        self.nfs.get()
+    }
+
     /// The memory budget, which does not change.
     pub(crate) fn set_budget(&self, bytes: u64) {
         let _ = self.budget_bytes.set(bytes);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use capstan_config::Size;
 use capstan_control::answer::{
     AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
-    Host, Listener, LogLevel, Namespace, Refused, Reservations, Status, Subsystem, Waits,
+    Host, Listener, LogLevel, Namespace, NfsClient, Refused, Reservations, Status, Subsystem, Waits,
 };
 use capstan_nvme_proto::text::Shown;
 use comfy_table::{Table, presets};
@@ -304,6 +304,21 @@ pub(super) fn refused(all: &[Refused], of_host: Option<&str>) -> String {
             each.collect::<Vec<_>>().join("\n")
         },
     )
+}
+
+pub(super) fn nfs_clients(all: &[NfsClient]) -> String {
+    list(all, "no NFS client of version 4 is there", |all| {
+        let rows = all.iter().map(|of| {
+            [
+                of.client.clone(),
+                of.from.clone(),
+                ago(of.seen_s),
+                of.sessions.to_string(),
+                of.states.to_string(),
+            ]
+        });
+        table(["CLIENT", "FROM", "SEEN", "SESSIONS", "OPENS AND LOCKS"], rows)
+    })
 }
 
 pub(super) fn changed(of: &Changed) -> String {

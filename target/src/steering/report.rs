@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use capstan_config::{Access, AnaState, Config, LbaSize, Listener, Nqn, Subsystem, Transports};
 use capstan_control::answer::{
-    ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, Refused, Registrant, Reservations,
-    Saved, Status, Waits,
+    ConfigDiff, Connection, Export, Host, Io, Namespace, Nfs, NfsClient, Refused, Registrant,
+    Reservations, Saved, Status, Waits,
 };
 use capstan_control::{Failure, Kind, answer};
 use capstan_exports::ExportSettings;
@@ -176,6 +176,19 @@ impl Steering {
         let published = self.published();
         let nfs = published.config.nfs.as_ref();
         nfs.map(|nfs| published.exports_of(nfs)).unwrap_or_default()
+    }
+
+    pub(super) fn nfs_clients(&self) -> Vec<NfsClient> {
+        let service = self.control.metrics().nfs();
+        let clients = service.map_or_else(Vec::new, |service| service.clients());
+        let told = clients.into_iter().map(|(client, of)| NfsClient {
+            client,
+            from: of.address.to_string(),
+            seen_s: of.renewed_ago_us / SECOND_US,
+            sessions: of.sessions,
+            states: of.states,
+        });
+        told.collect()
     }
 
     pub(super) fn connections(&self) -> Vec<Connection> {

@@ -112,6 +112,7 @@ fn is_question(request: &Request) -> bool {
         | Request::AnaShow { .. }
         | Request::ListenerList {}
         | Request::ExportList {}
+        | Request::ClientList {}
         | Request::ConnectionList {}
         | Request::Explain { .. } => true,
         Request::LogLevel(levels) => levels.level.is_none(),
@@ -228,6 +229,7 @@ impl Steering {
             Request::ExportAdd(add) => told(self.add_export(add)),
             Request::ExportRemove { pseudo } => told(self.remove_export(pseudo)),
             Request::ExportList {} => told(Ok(self.exports())),
+            Request::ClientList {} => told(Ok(self.nfs_clients())),
             Request::ConnectionList {} => told(Ok(self.connections())),
             Request::ConnectionDisconnect(which) => told(self.disconnect(which)),
             Request::Explain { host } => told(self.explain(host.as_deref())),
