@@ -38,6 +38,8 @@ export CAPSTAN_LAB_CACHE
 # Emulation on a busy machine is slow: this is for a guest that hangs. On two idle cores, two at
 # once, a boot takes one to three minutes.
 BOOT_SECONDS=1800
+# Of the NFS cells: `entries`, `programs` and three runs of a suite take 50 minutes, two at once.
+NFS_BOOT_SECONDS=4500
 # A guest that has not come as far as its cases by then is booted once more: an emulator that was
 # stopped for a while as the kernel started has been seen to hang.
 UP_SECONDS=240
@@ -176,12 +178,13 @@ is_late() { [ -n "$1" ] && [ $SECONDS -ge $(($1 * 60)) ]; } # is_late MINUTES
 out_of() { echo "$CAPSTAN_LAB_CACHE/matrix/$1"; } # out_of BOOT
 
 start() { # start BOOT
-    local out
+    local out seconds=$BOOT_SECONDS
+    [[ $1 != nfs-* ]] || seconds=$NFS_BOOT_SECONDS
     out=$(out_of "$1")
     rm -rf "$out"
     mkdir -p "$out"
     # shellcheck disable=SC2086 # names of cases
-    tests/lab/boot.sh -t "$BOOT_SECONDS" -o "$out" -f tests/lab/cases -f systemd -f tests/lab/decode_iwarp.py -f tests/lab/decode_roce.py \
+    tests/lab/boot.sh -t "$seconds" -o "$out" -f tests/lab/cases -f systemd -f tests/lab/decode_iwarp.py -f tests/lab/decode_roce.py \
         -f tests/lab/decode_tcp.py -f tests/lab/ladders.py \
         "${programs[@]}" \
         "tests/lab/cells/$(cell_of "$1").sh" ${asked[$1]} >"$out/boot.log" 2>&1 &
@@ -333,6 +336,7 @@ main() {
     if [ -n "$rounds" ]; then
         # As many times as there are twice the usual rounds, as each case has (guest/cell.sh).
         BOOT_SECONDS=$((BOOT_SECONDS * (rounds + 1) / 2))
+        NFS_BOOT_SECONDS=$((NFS_BOOT_SECONDS * (rounds + 1) / 2))
         echo "$rounds" >"$stripped/rounds"
         programs+=(-f "$stripped/rounds")
     fi
