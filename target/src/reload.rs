@@ -238,13 +238,13 @@ impl Served {
         let warnings = wanted.check_machine_opening(is_opened)?;
         // What is wrong with a configuration was said when it was read.
         let warnings = match step {
-            Step::Whole => first_of(&warnings),
-            Step::TakeOut | Step::TakeIn => &[],
+            Step::Whole => warnings,
+            Step::TakeOut | Step::TakeIn => Vec::new(),
         };
-        for warning in warnings {
+        for warning in first_of(&warnings) {
             tracing::warn!("{warning}");
         }
-        let warnings = self.new_of(warnings);
+        let warnings = self.new_of(&warnings);
         room::check_added(&wanted, is_added, reactors)?;
         // Directories that are the same may have another file system mounted by now.
         let directories = match (&self.nfs, &wanted.nfs) {

@@ -210,7 +210,7 @@ const BODIES: [(&str, &str); 10] = [
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 64] = [
+const CHANGES: [(&str, &str, &str, &str); 65] = [
     ("[metrics]", "listen", "", "listen = \"127.0.0.1:9899\""),
     ("[metrics]", "sample", "", "sample = 1"),
     (

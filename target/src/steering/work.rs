@@ -183,7 +183,7 @@ impl Steering {
                     hostnqn,
                     subnqn,
                     nsid,
-                    reason = failure.kind.word(),
+                    reason = failure.data.kind.map(Kind::word),
                     "{caller}: {what}: refused: {}",
                     failure.message.replace('\n', "; ")
                 );
