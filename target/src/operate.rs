@@ -22,8 +22,9 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::Output;
 use crate::cli::steer::{
-    self, AnaCommand, ClientCommand, ConfigCommand, ConnectionCommand, ExportCommand, For, HostCommand, HostMeant,
-    ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Operation, SubsystemCommand, To,
+    self, AnaCommand, ClientCommand, ConfigCommand, ConnectionCommand, ExportCommand, For,
+    HostCommand, HostMeant, ListenerCommand, LogCommand, NamespaceAdd, NamespaceCommand, Operation,
+    SubsystemCommand, To,
 };
 use crate::steering::socket;
 use crate::upgrade;

@@ -399,7 +399,11 @@ impl Served {
         // What is served is in order; where it is not any more, everything is news.
         let before = before.unwrap_or_default();
         let is_new = |warning: &&Warning| before.iter().all(|of| of.message != warning.message);
-        warnings.iter().filter(is_new).map(ToString::to_string).collect()
+        warnings
+            .iter()
+            .filter(is_new)
+            .map(ToString::to_string)
+            .collect()
     }
 
     /// What is written with an NSID for each namespace, and what that changes, with what another

@@ -209,7 +209,11 @@ fn root_an_export_of_a_mount_waits_until_it_is_mounted() {
     let file = folder.join("target.toml");
     let keys = "mount_point = true";
     let exports = [export(folder, "a", ""), export(folder, "b", keys)].concat();
-    let exports = exports.replacen(ID, "file_system = \"0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a2\"", 1);
+    let exports = exports.replacen(
+        ID,
+        "file_system = \"0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a2\"",
+        1,
+    );
     let nfs = "[nfs]\naddresses = [\"127.0.0.1\"]\nport = 0\nrdma_port = 0\n";
     fs::write(&file, format!("[target]\nreactors = 1\n{nfs}{exports}")).unwrap();
 
@@ -219,10 +223,13 @@ fn root_an_export_of_a_mount_waits_until_it_is_mounted() {
         .output()
         .unwrap();
     let told = String::from_utf8_lossy(&check.stderr);
-    assert!(told.contains("nothing is mounted at ") && told.contains("`mount /"), "{told}");
+    assert!(
+        told.contains("nothing is mounted at ") && told.contains("`mount /"),
+        "{told}"
+    );
 
     let state = format!("STATE_DIRECTORY={}", utf8(&folder.join("state")));
-    let daemon = Daemon::serve_under(&["env", &state], &["--config", utf8(&file)]);
+    let daemon = Daemon::begin_under(&["env", &state], &["--config", utf8(&file)]);
     daemon.wait_for_log(&["export /b: nothing is mounted at ", "its clients wait"]);
     let none = None::<&str>;
     let point = folder.join("b");

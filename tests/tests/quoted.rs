@@ -64,7 +64,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 84] = [
+const STEPS: [(&str, Step); 85] = [
     (
         "systemctl daemon-reload",
         Tool("it has this machine's systemd read its units again"),
@@ -270,6 +270,10 @@ const STEPS: [(&str, Step); 84] = [
     ("ulimit -Hn {all}", In(HERE, "fn the_limit_of_descriptors")),
     ("ulimit -f unlimited", Looks),
     ("ulimit -l unlimited", Looks),
+    (
+        "mount {word}",
+        In("tests/tests/exports.rs", "contains(\"`mount /\")"),
+    ),
     (
         "umount {mount_point}",
         In(IN_USE, "runs(&refusal, \"umount \")"),

@@ -220,7 +220,7 @@ fn what_was_changed_is_shown_saved_and_served_after_a_restart() {
     assert_eq!(
         diff.unsaved,
         [
-            "subsystem add nqn.2026-11.org.example:more",
+            "subsystem add nqn.2026-11.org.example:more --allow-any-host",
             "log level debug"
         ]
     );

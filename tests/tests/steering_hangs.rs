@@ -35,14 +35,22 @@ fn root_a_change_that_hangs_holds_up_no_drain_and_no_client() {
     let target = Steered::new(own_address(), &["remote/1"]);
     let remote = target.path("remote");
     fs::create_dir(&remote).unwrap();
-    File::create(remote.join("1")).unwrap().set_len(MIB).unwrap();
+    File::create(remote.join("1"))
+        .unwrap()
+        .set_len(MIB)
+        .unwrap();
     let daemon = target.begin_under(&[]);
     daemon.wait_for_log(&["listening at"]);
     let unanswered = Unanswered::over(&remote);
     let mut waits = target.client();
     waits.set_timeout(Some(Duration::from_secs(60))).unwrap();
     let waiting = thread::spawn(move || waits.ask::<Changed>(&resize("2MiB")));
-    let is_under_way = |status: &Status| status.trouble.iter().any(|line| line.contains("under way for"));
+    let is_under_way = |status: &Status| {
+        status
+            .trouble
+            .iter()
+            .any(|line| line.contains("under way for"))
+    };
     wait_until("status names the change", || is_under_way(&target.status()));
 
     // As many as are served, which ask for a change and go.
@@ -65,7 +73,10 @@ fn root_a_change_that_hangs_holds_up_no_drain_and_no_client() {
         off: false,
     });
     let drained: Drained = target.client().ask(&drain).unwrap();
-    assert!(drained.drained && start.elapsed() < Duration::from_secs(5), "{drained:?}");
+    assert!(
+        drained.drained && start.elapsed() < Duration::from_secs(5),
+        "{drained:?}"
+    );
     assert!(!waiting.is_finished(), "the change has not waited");
 
     drop(unanswered);

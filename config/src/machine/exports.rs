@@ -88,7 +88,10 @@ fn check_mounted(index: usize, export: &ExportSettings, findings: &mut Findings)
     // What cannot be read is told where the directory is opened.
     if export.lacks_mount().unwrap_or(false) {
         let path = export.path.clone();
-        findings.problem(format!("export[{index}].path"), ProblemKind::NotMounted { path });
+        findings.problem(
+            format!("export[{index}].path"),
+            ProblemKind::NotMounted { path },
+        );
     }
 }
 

@@ -63,7 +63,11 @@ mod tests {
         for number in [1, 2, 1] {
             peers.add(address(number), "no network", now);
         }
-        let all: Vec<_> = peers.all().iter().map(|peer| (peer.address, peer.count)).collect();
+        let all: Vec<_> = peers
+            .all()
+            .iter()
+            .map(|peer| (peer.address, peer.count))
+            .collect();
         assert_eq!(all, [(address(2), 1), (address(1), 2)]);
         for number in 0..1000 {
             peers.add(address(number), "no network", now);

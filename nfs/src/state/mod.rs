@@ -77,8 +77,8 @@ pub use locks::{
     Denied, LockChange, LockId, LockIntent, LockRefusal, LockRequest, LockTest, Locker,
 };
 pub use opens::{FileKey, OpenId, OpenRequest, OpenRoom, Opened};
-pub use report::ClientReport;
 pub use ranges::{LocalRange, LockKind, LockRange};
+pub use report::ClientReport;
 pub use sessions::DestroySessionPlace;
 pub use shares::Shares;
 pub use slots::{InSession, RequestShape, Sequenced};

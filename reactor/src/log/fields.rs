@@ -127,9 +127,17 @@ mod tests {
     #[test]
     fn fields_that_the_message_says_are_left_out() {
         let text = written(|| {
-            tracing::info!(host = "nqn.a:b", nsid = 1, reason = "no-room", "host nqn.a:b has no room on 10");
+            tracing::info!(
+                host = "nqn.a:b",
+                nsid = 1,
+                reason = "no-room",
+                "host nqn.a:b has no room on 10"
+            );
         });
-        assert_eq!(text, " INFO host nqn.a:b has no room on 10 nsid=1 reason=\"no-room\"\n");
+        assert_eq!(
+            text,
+            " INFO host nqn.a:b has no room on 10 nsid=1 reason=\"no-room\"\n"
+        );
     }
 
     #[test]
@@ -138,7 +146,8 @@ mod tests {
             let host = "nqn.a:b";
             tracing::info!(host, nsid = %7, "hosts nqn.a:bc, xnqn.a:b and nqn.a:b-1 have 77 and 7.");
         });
-        let words = " INFO hosts nqn.a:bc, xnqn.a:b and nqn.a:b-1 have 77 and 7. host=\"nqn.a:b\" nsid=7\n";
+        let words =
+            " INFO hosts nqn.a:bc, xnqn.a:b and nqn.a:b-1 have 77 and 7. host=\"nqn.a:b\" nsid=7\n";
         assert_eq!(text, words);
         let ended = written(|| tracing::info!(nsid = %7, "of 7, and of (7)"));
         assert_eq!(ended, " INFO of 7, and of (7)\n");

@@ -129,7 +129,10 @@ pub fn nsids() -> ArgValueCompleter {
         let is_typed = |of: &Subsystem| words.iter().any(|word| *word == *of.nqn);
         let of = subsystems_there().into_iter().find(is_typed);
         let namespaces = of.into_iter().flat_map(|of| of.namespaces);
-        beginning(current, namespaces.map(|of| (of.nsid.to_string(), of.backing)))
+        beginning(
+            current,
+            namespaces.map(|of| (of.nsid.to_string(), of.backing)),
+        )
     })
 }
 
@@ -150,7 +153,10 @@ pub fn hosts() -> ArgValueCompleter {
 pub fn controllers() -> ArgValueCompleter {
     ArgValueCompleter::new(|typed: &OsStr| {
         let all: Vec<Connection> = ask(&Request::ConnectionList {}).unwrap_or_default();
-        beginning(typed, all.into_iter().map(|of| (of.cntlid.to_string(), of.host)))
+        beginning(
+            typed,
+            all.into_iter().map(|of| (of.cntlid.to_string(), of.host)),
+        )
     })
 }
 
@@ -159,7 +165,11 @@ pub fn controllers() -> ArgValueCompleter {
 pub fn listeners() -> ArgValueCompleter {
     ArgValueCompleter::new(|typed: &OsStr| {
         let all: Vec<Listener> = ask(&Request::ListenerList {}).unwrap_or_default();
-        beginning(typed, all.into_iter().map(|of| (of.address, of.transports.join(","))))
+        beginning(
+            typed,
+            all.into_iter()
+                .map(|of| (of.address, of.transports.join(","))),
+        )
     })
 }
 
@@ -179,8 +189,15 @@ mod tests {
     #[test]
     fn the_control_socket_that_is_typed_is_asked() {
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
-        for text in ["t ns --control-socket /a/b remove", "t --control-socket=/a/b"] {
-            assert_eq!(control_socket(&words(text)), PathBuf::from("/a/b"), "{text}");
+        for text in [
+            "t ns --control-socket /a/b remove",
+            "t --control-socket=/a/b",
+        ] {
+            assert_eq!(
+                control_socket(&words(text)),
+                PathBuf::from("/a/b"),
+                "{text}"
+            );
         }
         for text in ["t ns remove", "t --control-socket", "t --control-sockets x"] {
             assert_eq!(control_socket(&words(text)), socket::of_service(), "{text}");

@@ -139,7 +139,9 @@ fn became(
                 true => peer.ip().to_string(),
                 false => peer.to_string(),
             };
-            let named = ConnectData::from_data(data).and_then(ConnectData::parse).ok();
+            let named = ConnectData::from_data(data)
+                .and_then(ConnectData::parse)
+                .ok();
             tracing::warn!(
                 target: PEER_CAUSED,
                 %peer,

@@ -58,7 +58,10 @@ impl Media {
             };
             let seconds = MEDIA_SAID_AGAIN.as_secs();
             if count > 0 {
-                tracing::error!(reason = "medium-failed", "{count} more in {seconds} s were like this: {last}");
+                tracing::error!(
+                    reason = "medium-failed",
+                    "{count} more in {seconds} s were like this: {last}"
+                );
             } else {
                 tracing::info!(
                     "for {seconds} s nothing has failed any more like this: {}",

@@ -5,7 +5,8 @@ use std::time::Duration;
 use capstan_config::Size;
 use capstan_control::answer::{
     AnaGroup, Changed, ConfigDiff, ConfigText, Connection, Disconnected, Drained, Ending, Export,
-    Host, Listener, LogLevel, Namespace, NfsClient, Refused, Reservations, Status, Subsystem, Waits,
+    Host, Listener, LogLevel, Namespace, NfsClient, Refused, Reservations, Status, Subsystem,
+    Waits,
 };
 use capstan_nvme_proto::text::Shown;
 use comfy_table::{Table, presets};
@@ -317,7 +318,10 @@ pub(super) fn nfs_clients(all: &[NfsClient]) -> String {
                 of.states.to_string(),
             ]
         });
-        table(["CLIENT", "FROM", "SEEN", "SESSIONS", "OPENS AND LOCKS"], rows)
+        table(
+            ["CLIENT", "FROM", "SEEN", "SESSIONS", "OPENS AND LOCKS"],
+            rows,
+        )
     })
 }
 

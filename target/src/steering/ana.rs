@@ -48,7 +48,10 @@ impl Steering {
             group,
             listeners,
         } = place;
-        let words = by(Words::new("ana remove").argument(of).argument(group), listeners);
+        let words = by(
+            Words::new("ana remove").argument(of).argument(group),
+            listeners,
+        );
         self.change(words, |text, config| {
             let of = subsystem("subsystem", of, config)?;
             let chosen = chosen(listeners, config)?;

@@ -92,9 +92,10 @@ impl Steering {
     }
 
     pub(super) fn remove_subsystem(&self, nqn: &str) -> Result<Changed, Failure> {
-        self.change(Words::new("subsystem remove").argument(nqn), |text, config| {
-            edited(text.remove_subsystem(&subsystem("nqn", nqn, config)?.nqn))
-        })
+        self.change(
+            Words::new("subsystem remove").argument(nqn),
+            |text, config| edited(text.remove_subsystem(&subsystem("nqn", nqn, config)?.nqn)),
+        )
     }
 
     pub(super) fn add_namespace(&self, add: &AddNamespace) -> Result<Changed, Failure> {

@@ -78,7 +78,10 @@ mod tests {
             .option("--uuid", None::<&str>)
             .flag("--read-only", true)
             .flag("--other", false);
-        assert_eq!(words.into_parts().0, "namespace add nqn.a:b /dev/sdb --nsid 3 --read-only");
+        assert_eq!(
+            words.into_parts().0,
+            "namespace add nqn.a:b /dev/sdb --nsid 3 --read-only"
+        );
     }
 
     #[test]
