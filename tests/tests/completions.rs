@@ -74,7 +74,7 @@ fn bash_completes_what_is_behind_a_command() {
         ),
         // Beside its alias it is found by its own letters.
         ("capstan-target", &["namespace", "sh"], &["show"]),
-        ("capstan-target", &["clear-lost-writes", "-"], &["--help"]),
+        ("capstan-target", &["clear-lost-writes", "--"], &["--help"]),
         ("capstan-target", &["status", "-o", ""], &["normal", "json"]),
         ("capstan-target", &["status", "--output", "j"], &["json"]),
         ("capstan", &["att"], &["attach"]),
