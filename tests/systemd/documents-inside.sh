@@ -92,9 +92,10 @@ for number in $(seq 0 63); do
     [ -e "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number"
 done
 ip link set lo up
-ip link add one type dummy
+ip link add one type veth peer name other
 ip address add 192.0.2.10/24 dev one
 ip link set one up
+ip link set other up
 mkdir -p /srv/projects /etc/nvme
 mount -o loop /result/projects.img /srv/projects
 echo nqn.2014-08.org.nvmexpress:uuid:0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1 >/etc/nvme/hostnqn
