@@ -76,7 +76,7 @@ journal() { journalctl --no-pager --quiet --output=cat -u "$unit" "$@"; }
 journal "HOSTNQN=$allowed" "SUBNQN=$nqn" | grep -q "host connected" || fail "the journal cannot be asked by HOSTNQN= and SUBNQN="
 journal "HOSTNQN=$stranger" REASON=host-not-allowed | grep -qF "$stranger" ||
     fail "the journal cannot be asked by REASON=: $(journalctl --no-pager --output=verbose -u "$unit" | tail -60)"
-capstan-target namespace add "$nqn" --null 1MiB --nsid 7 >/dev/null || fail "namespace add"
+capstan-target namespace add "$nqn" null:1MiB --nsid 7 >/dev/null || fail "namespace add"
 capstan-target namespace remove "$nqn" 7 >/dev/null || fail "namespace remove"
 journal "SUBNQN=$nqn" NSID=7 | grep -q "namespace.add" || fail "the journal cannot be asked by NSID="
 
