@@ -185,6 +185,14 @@ impl Media {
         is_resized
     }
 
+    /// The size of a namespace's file or device at the last look.
+    pub(crate) fn bytes_of(&self, subnqn: &Nqn, nsid: u32) -> Option<u64> {
+        let volumes = self.volumes();
+        let mut volumes = volumes.values();
+        let watched = volumes.find(|of| of.subnqn == *subnqn && of.nsid == nsid)?;
+        Some(watched.bytes)
+    }
+
     /// Volumes that are not at their path any more, with what is there and what to do, in words.
     pub(crate) fn away(&self) -> Vec<String> {
         let volumes = self.volumes();

@@ -550,3 +550,25 @@ fn who_is_neither_root_nor_a_member_may_not_connect() {
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("usermod -aG capstan"), "{said}");
 }
+
+/// Media are looked at each second as well, by another thread.
+#[test]
+fn a_new_size_is_served_when_it_is_answered() {
+    let target = SteeredVolume::start();
+    let mut client = target.client();
+    for mib in 2..42 {
+        change(
+            &mut client,
+            &Request::NamespaceResize(ResizeNamespace {
+                subsystem: SUBNQN.to_owned(),
+                nsid: 1,
+                size: format!("{mib}MiB"),
+            }),
+        );
+        let status: Status = client.ask(&Request::Status {}).expect("a status");
+        let size = status.subsystems[0].namespaces[0].size_bytes;
+        assert_eq!(size, mib * MIB);
+        thread::sleep(Duration::from_millis(60));
+    }
+    assert!(target.daemon.stop().success());
+}

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use capstan_config::{Backing, Size};
+use capstan_config::{Backing, Nqn, Size};
 use capstan_control::answer::{Changed, Disconnected};
 use capstan_control::{DisconnectWhich, Failure, Kind, NamespacePlace, ResizeNamespace};
 use capstan_subsystem::Association;
@@ -12,6 +14,10 @@ use capstan_subsystem::Association;
 use super::change::{namespace, read_nqn};
 use super::report::of_association;
 use super::{Steering, locked};
+
+/// How long a new size may take to be seen, and how often it is looked for.
+const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
+const RESIZE_LOOKS: Duration = Duration::from_millis(10);
 
 impl Steering {
     pub(super) fn disconnect(&self, which: &DisconnectWhich) -> Result<Disconnected, Failure> {
@@ -65,6 +71,20 @@ impl Steering {
             return Err(Failure::new(Kind::NotFound, words));
         }
         Ok(Disconnected { ended })
+    }
+
+    /// Has media looked at until a namespace has its new size, or one does not answer. So many have
+    /// another one. A look that has begun before the size changed may not see it.
+    fn look_until(&self, subnqn: &Nqn, nsid: u32, bytes: u64) -> usize {
+        let deadline = Instant::now() + RESIZE_PATIENCE;
+        let mut resized = self.control.look_at_media();
+        let seen = || self.control.media().bytes_of(subnqn, nsid);
+        let is_seen = || seen().is_none_or(|seen| seen >= bytes);
+        while !is_seen() && Instant::now() < deadline {
+            thread::sleep(RESIZE_LOOKS);
+            resized += self.control.look_at_media();
+        }
+        resized
     }
 
     /// Makes the file of a namespace longer, and has hosts told.
@@ -122,7 +142,7 @@ impl Steering {
             .allowed(format!("from {} bytes on", metadata.len())));
         }
         file.set_len(size.0).map_err(failed)?;
-        let resized = self.control.look_at_media();
+        let resized = self.look_until(&of.nqn, namespace.nsid, size.0);
         let changes = format!(
             "namespace {} of {}: {} bytes; namespaces resized: {resized}",
             namespace.nsid, of.nqn, size.0
