@@ -7,7 +7,8 @@
 //! - [`socket`]: its place and its permissions;
 //! - `conversation`: requests and answers on it, on the control thread;
 //! - `work`: the threads that carry requests out, and never a reactor;
-//! - `change`, `ana`, `texts`, `words`: changes, the texts that they are made in, and their commands;
+//! - `change`, `ana`, `texts`, `words`: changes, the texts that they are made in, and their
+//!   commands;
 //! - `absent`: the thread that looks for what is not there yet;
 //! - `at_once`, `drain`: what is done and is in no text;
 //! - `report`: what is told.

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# An orderly restart of the target while the host writes and reads back: no error, the same disk with
-# the same ANA state, and I/O goes on within seconds, where the host looks again each second. How long
-# it stands still is said; most of that is the program, which is read from the machine around this one
-# (9p). No systemd keeps the sockets here.
+# An orderly restart of the target while the host writes and reads back: no error, the same disk
+# with the same ANA state, and I/O goes on within seconds, where the host looks again each second.
+# How long it stands still is said; most of that is the program, which is read from the machine
+# around this one (9p). No systemd keeps the sockets here.
 undo() {
     cp target.toml "$RUN/target.toml"
     kill -HUP "$(cat "$RUN/target.pid")"
