@@ -5,7 +5,7 @@
 connect nr_io_queues=2
 disk 1
 begin load fio --filename="$DISK" --direct=1 --ioengine=libaio --thread --randrepeat=0 --rw=randwrite --bsrange=4k-64k \
-    --iodepth=4 --size=8m --time_based --runtime=300 --verify=crc32c --verify_fatal=1 --verify_backlog=16 \
+    --iodepth=4 --size=8m --time_based --runtime=540 --verify=crc32c --verify_fatal=1 --verify_backlog=16 \
     --verify_state_save=0 --output-format=terse --terse-version=3 --name=load
 within 15 "fio works on $DISK" moves "$DISK"
 mkdir images
@@ -15,7 +15,7 @@ echo "seed $seed"
 # Blank lines may go with what is taken out.
 configuration() { grep -v '^$' "$RUN/target.toml"; }
 before=$(configuration)
-timeout 280 python3 "$LAB/control_operations.py" "${CONTROL_OPERATIONS:-500}" "$seed" "$PWD/images" "$SUBSYSTEM" "$TARGET_ADDRESS" \
+timeout 520 python3 "$LAB/control_operations.py" "${CONTROL_OPERATIONS:-500}" "$seed" "$PWD/images" "$SUBSYSTEM" "$TARGET_ADDRESS" \
     >operations.log 2>&1 || fail "seed $seed: $(tail -1 operations.log)"
 tail -1 operations.log
 running load || finish load
