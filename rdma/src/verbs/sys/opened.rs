@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use libloading::Library;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use rdma_sys::{
     _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
     ibv_device_attr, ibv_event_type, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
@@ -27,9 +27,12 @@ type Missing = String;
 /// Open for good: what the libraries made may be in use until the end.
 static FUNCTIONS: LazyLock<Result<Functions, Missing>> = LazyLock::new(|| {
     // SAFETY: it is the library of the system, which runs nothing of ours when it is opened.
-    let library = unsafe { Library::new(LIBRARY) };
-    let library = Box::leak(Box::new(library.map_err(|error| error.to_string())?));
-    Functions::find(library)
+    let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_GLOBAL) };
+    let library = library.map_err(|error| error.to_string())?;
+    // It stays open.
+    std::mem::forget(library);
+    // As a program that is linked with it finds them: what LD_PRELOAD has comes first.
+    Functions::find(&Library::this())
 });
 
 /// Whether there are functions to call; to be asked before the first of them.
@@ -70,7 +73,7 @@ macro_rules! opened {
         struct Functions { $($name: unsafe extern "C" fn($($type),*) $(-> $result)?),* }
 
         impl Functions {
-            fn find(library: &'static Library) -> Result<Self, Missing> {
+            fn find(library: &Library) -> Result<Self, Missing> {
                 Ok(Self { $($name: {
                     // SAFETY: the function is of this type, which is compared with that of
                     // `rdma-sys` below.
