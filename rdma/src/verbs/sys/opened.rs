@@ -28,9 +28,7 @@ type Missing = String;
 static FUNCTIONS: LazyLock<Result<Functions, Missing>> = LazyLock::new(|| {
     // SAFETY: it is the library of the system, which runs nothing of ours when it is opened.
     let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_GLOBAL) };
-    let library = library.map_err(|error| error.to_string())?;
-    // It stays open.
-    std::mem::forget(library);
+    let _open_for_good = library.map_err(|error| error.to_string())?.into_raw();
     // As a program that is linked with it finds them: what LD_PRELOAD has comes first.
     Functions::find(&Library::this())
 });
