@@ -1,4 +1,4 @@
-//! Addresses whose connections were refused, for an operator who asks why.
+//! Refused connections: the last one of each address, with its reason and a count.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

@@ -21,7 +21,7 @@ pub struct ClientReport {
 }
 
 impl State {
-    /// Confirmed clients, those whose lease is over as well, until others need what they have.
+    /// Confirmed clients. A lease that is over ends one only when others need what it has.
     pub fn clients(&self, now_us: u64) -> impl Iterator<Item = ClientReport> {
         self.clients.confirmed().map(move |client| ClientReport {
             owner: Arc::clone(&client.owner),

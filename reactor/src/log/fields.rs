@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::format::{DefaultVisitor, Writer};
 /// Name of the field that has the message.
 const MESSAGE: &str = "message";
 
-/// Leaves out the fields of a line whose values its message has.
+/// Writes the message of a line, and those of its fields that have other values than the message.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SaidOnce;
 

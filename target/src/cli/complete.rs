@@ -20,7 +20,7 @@ use crate::steering::socket;
 const PROGRAM: &str = "capstan-target";
 /// Set by the functions of a shell when they ask.
 const ASKS: &str = "CAPSTAN_TARGET_COMPLETE";
-/// For so long a person waits.
+/// How long the target may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Behind the function of `clap_complete`: names have colons, at which bash takes words apart, and
@@ -121,7 +121,7 @@ pub fn subsystems() -> ArgValueCompleter {
     })
 }
 
-/// NSIDs of the subsystem whose NQN is typed before.
+/// NSIDs of the subsystem that is typed before.
 #[must_use]
 pub fn nsids() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {

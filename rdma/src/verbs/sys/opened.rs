@@ -16,7 +16,7 @@ use rdma_sys::{
     rdma_port_space,
 };
 
-/// It needs libibverbs, whose functions are found by it, too.
+/// The dynamic linker opens libibverbs with it.
 const LIBRARY: &str = "librdmacm.so.1";
 /// Devices of the kernel, which are there without the libraries, too.
 const DEVICES: &str = "/sys/class/infiniband";
